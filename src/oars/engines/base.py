@@ -1,0 +1,83 @@
+"""What an engine is. One folder each:
+
+    shape.py    pure: spec → roles, argv, environment, ports, endpoints      (in the control plane)
+    live.py     asks the running head: who is there, drain                   (in the control plane; no engine installed)
+    beside.py   a script run next to the head, in the engine's environment   (optional; stdlib and the engine only)
+    session.py  the user's side: connect, executor                           (in the user's Python; imports the engine)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from oars.model import Drained, MemberId, Needs, Shape, View
+from oars.spec.cluster import ClusterSpec
+
+
+class Wire(Protocol):
+    """The way to a running head, whatever the place."""
+
+    @property
+    def addresses(self) -> Mapping[MemberId, Mapping[str, str]]:
+        """host:port of every member's ports by name, as the engine itself would write them."""
+
+    @property
+    def incarnations(self) -> Mapping[MemberId, str]:
+        """The incarnation of every member that runs."""
+
+    async def http(self, port: str, path: str, *, method: str = "GET", body: bytes = b"") -> bytes:
+        """Ask the head's port of that name. Raises EngineUnreachable when there is no 2xx answer in time."""
+
+    async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
+        """Have `script` (the engine's beside.py) answer a request next to the head.
+
+        The script runs for as long as the head does, in its environment, with the head's env variables: it reads one
+        JSON object a line from stdin and writes one a line to stdout, {"ok": …} or {"error": "…"}.
+        Raises EngineUnreachable."""
+
+
+class Engine(Protocol):
+    """The control plane's half."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def session(self) -> str:
+        """Dotted name of the module with the user's half (see Session)."""
+
+    def needs(self, spec: ClusterSpec) -> Needs: ...
+
+    def check(self, spec: ClusterSpec) -> None:
+        """Raise SpecError for what this engine cannot do."""
+
+    def shape(self, spec: ClusterSpec) -> Shape: ...
+
+    async def look(self, wire: Wire) -> View:
+        """Who is there. Never raises for a head that is not up: View(up=False, message=…)."""
+
+    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
+        """Empty these workers as far as is possible now; called again until done. force: stop taking work, lose data."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a client needs: the endpoint, the environment that makes the engine's own words find it, and secrets' paths."""
+
+    name: str
+    engine: str
+    address: str
+    dashboard: str
+    env: Mapping[str, str]
+
+
+class Session(Protocol):
+    """The user's half: a module with these functions."""
+
+    connect: Callable[[Access], Any]
+    """The engine's own client, connected."""
+    disconnect: Callable[[Any], None]
+    executor: Callable[[Access], Executor]

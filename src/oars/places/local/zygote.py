@@ -1,0 +1,180 @@
+"""A Python that has imported an engine once and forks its members from there. Run as a script, in the engine's
+environment: standard library only, nothing of Oars.
+
+It is told what to do in JSON lines on the socket whose descriptor is its first argument, and answers there:
+
+    {"op": "preload", "modules": [...]}                               → {"preloaded": […], "failed": {module: error}}
+    {"op": "spawn", "id": n, "argv": […], "entry": "m:f", "env": {…}, "cwd": …, "log": path, "pipe": bool}
+                                                                      → {"spawned": n, "pid": …} | {"spawned": n, "error": …}
+    a child ends                                                      → {"exited": pid, "status": wait status}
+
+With "pipe" a descriptor comes with the message and becomes the child's stdin and stdout. End of file: the keeper is
+gone; so are we. The children stay: each leads a session of its own.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+PR_SET_NAME = 15
+
+
+def main() -> None:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    waker, woken = socket.socketpair()
+    for end in (waker, woken):
+        end.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    serve(channel, woken)
+
+
+def serve(channel: socket.socket, woken: socket.socket) -> None:
+    buffer = b""
+    descriptors: list[int] = []
+    while True:
+        readable, _, _ = select.select([channel, woken], [], [])
+        if woken in readable:
+            woken.recv(4096)
+            reap(channel)
+        if channel in readable:
+            data, received = receive(channel)
+            descriptors += received
+            if not data:
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                handle(channel, json.loads(line), descriptors)
+
+
+def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    size = array.array("i").itemsize
+    data, ancillary, _, _ = channel.recvmsg(65536, socket.CMSG_SPACE(8 * size))
+    received = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received.frombytes(payload[: len(payload) - len(payload) % size])
+    return data, list(received)
+
+
+def handle(channel: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
+    if message["op"] == "preload":
+        tell(channel, preload(message["modules"]))
+        return
+    pipe = descriptors.pop(0) if message.get("pipe") else None
+    try:
+        answer = {"spawned": message["id"], "pid": spawn(channel, message, pipe)}
+    except OSError as error:
+        answer = {"spawned": message["id"], "error": str(error)}
+    if pipe is not None:
+        os.close(pipe)
+    tell(channel, answer)
+
+
+def preload(modules: list[str]) -> dict[str, Any]:
+    failed = {}
+    for module in modules:
+        try:
+            importlib.import_module(module)  # noqa: TID251 (a script of its own, not part of the package's imports)
+        except Exception as error:  # noqa: BLE001 (whatever an import may raise is told, and the keeper decides)
+            failed[module] = f"{type(error).__name__}: {error}"
+    gc.collect()
+    gc.freeze()  # keeps the collector from touching, and so copying, what the children share with us
+    return {"preloaded": modules, "failed": failed}
+
+
+def spawn(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        become(channel, message, pipe)
+        code = run(message["entry"])
+    except BaseException:  # noqa: BLE001 (the last frame of a process: report, then end it)
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def become(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> None:
+    """Everything that a fresh exec would have given the child."""
+    os.setsid()
+    channel.close()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing if pipe is None else pipe, 0)
+    os.dup2(log if pipe is None else pipe, 1)
+    os.dup2(log, 2)
+    os.closerange(3, 256)
+    os.environ.clear()
+    os.environ.update(message["env"])
+    os.chdir(message["cwd"])
+    sys.argv = list(message["argv"])
+    sys.path[:0] = [entry for entry in message["env"].get("PYTHONPATH", "").split(os.pathsep) if entry]
+    ctypes.CDLL(None).prctl(PR_SET_NAME, message.get("title", "member").encode()[:15], 0, 0, 0)
+    reseed()
+
+
+def reseed() -> None:
+    """Twins must not draw the same random numbers; Python's own generator is reseeded by fork, numpy's is not."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def run(entry: str) -> int:
+    module, _, function = entry.partition(":")
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        if function:
+            getattr(importlib.import_module(module), function)()  # noqa: TID251
+        else:
+            exec(compile(open(module).read(), module, "exec"), {"__name__": "__main__", "__file__": module})  # noqa: SIM115
+    except SystemExit as stop:
+        return exit_code(stop)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def exit_code(stop: SystemExit) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    sys.stderr.write(f"{stop.code}\n")
+    return 1
+
+
+def reap(channel: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        tell(channel, {"exited": pid, "status": status})
+
+
+def tell(channel: socket.socket, message: dict[str, Any]) -> None:
+    channel.sendall(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""ClusterSpec: the one description of a cluster, whatever the engine and the place."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+
+from oars.spec import resources
+
+API_VERSION = "oars.dev/v1alpha1"
+KIND = "ComputeCluster"
+MAX_WORKERS = 10_000
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")
+
+Memory = Annotated[int, BeforeValidator(resources.memory)]
+Cpu = Annotated[float, BeforeValidator(resources.cpu)]
+Duration = Annotated[float, BeforeValidator(resources.duration)]
+
+
+def check_name(value: str, what: str = "name") -> str:
+    """A name must serve as part of DNS names, file names and labels everywhere."""
+    if not _DNS_LABEL.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is no valid {what}; use at most 53 lower-case letters, digits and '-', starting with a letter"
+        )
+    return value
+
+
+class Part(BaseModel):
+    """Base of all: unknown fields are errors, names are camelCase in files and snake_case in Python."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class Environment(Part):
+    """What the engine's Python holds besides the engine. Local and hosts: a cached environment, built once."""
+
+    packages: tuple[str, ...] = Field(default=(), description="Requirements as pip writes them.")
+
+    @field_validator("packages")
+    @classmethod
+    def _no_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for package in value:
+            if not package.strip() or package.lstrip().startswith("-"):
+                raise ValueError(f"{package!r} is not a package requirement; write it like pandas or numpy>=2")
+        return value
+
+
+class Head(Part):
+    """The scheduler, GCS or supervisor."""
+
+    cpu: Cpu = Field(default=1.0, description="Processors of the head.")
+    memory: Memory | None = Field(default=None, description="Memory of the head.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the head.")
+    pod: dict[str, Any] = Field(default_factory=dict, description="Kubernetes: a PodTemplateSpec, merged over ours.")
+
+
+class WorkerGroup(Part):
+    """Workers that are alike."""
+
+    name: str = Field(default="default", description="Name of the group, unique in the cluster.")
+    replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, description="How many workers.")
+    cpu: Cpu = Field(default=1.0, description="Processors of each worker.")
+    memory: Memory | None = Field(default=None, description="Memory of each worker.")
+    gpu: int = Field(default=0, ge=0, le=1024, description="Graphics processors of each worker.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Names and amounts the engine can schedule on (Dask and Ray resources)."
+    )
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels the engine can schedule on (Ray).")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of each worker.")
+    pod: dict[str, Any] = Field(default_factory=dict, description="Kubernetes: a PodTemplateSpec, merged over ours.")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if value == "head":
+            raise ValueError("'head' is the head's own name; call the group something else")
+        return check_name(value, "group name")
+
+    @field_validator("resources")
+    @classmethod
+    def _amounts(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, amount in value.items():
+            if not re.fullmatch(r"[A-Za-z_][\w.-]*", name) or amount < 0:
+                raise ValueError(f"resource {name!r}: {amount} is not a name with an amount of 0 or more")
+        return value
+
+
+class DrainPolicy(Part):
+    """Scale-down."""
+
+    timeout: Duration = Field(default=60.0, description="How long a worker may take to hand over what it holds.")
+
+
+class DaskBlock(Part):
+    """What only Dask has."""
+
+    protocol: Literal["tls", "tcp"] = Field(default="tls", description="tls: encrypted, certificate per cluster.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Dask configuration, as in dask.yaml.")
+
+
+class RayBlock(Part):
+    """What only Ray has."""
+
+    auth: Literal["token", "none"] = Field(default="token", description="token: a secret per cluster.")
+    object_store_memory: Memory | None = Field(default=None, description="Shared memory of each raylet; default 30 %.")
+    dashboard: bool = Field(default=True, description="Run Ray's dashboard.")
+
+
+class MarsBlock(Part):
+    """What only Mars has."""
+
+    distribution: Literal["xorbits", "pymars"] = Field(default="xorbits", description="Which Mars: xorbits or pymars.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Mars configuration, merged over the default.")
+
+
+class ClusterSpec(Part):
+    """A cluster, on any place."""
+
+    engine: str = Field(description="dask, ray, mars, or the name of an installed plug-in.")
+    place: str = Field(default="local", description="Where it runs.")
+    image: str | None = Field(default=None, description="Kubernetes: the image of all pods.")
+    environment: Environment = Field(default_factory=Environment)
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every member.")
+    head: Head = Field(default_factory=Head)
+    workers: tuple[WorkerGroup, ...] = Field(default=(WorkerGroup(),), description="Worker groups, or a number.")
+    drain: DrainPolicy = Field(default_factory=DrainPolicy)
+    dask: DaskBlock = Field(default_factory=DaskBlock)
+    ray: RayBlock = Field(default_factory=RayBlock)
+    mars: MarsBlock = Field(default_factory=MarsBlock)
+    options: dict[str, Any] = Field(default_factory=dict, description="For engines that are plug-ins.")
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _short_form(cls, value: object) -> object:
+        """`workers: 3` is short for one group of three."""
+        return ({"replicas": value},) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _groups_differ(self) -> ClusterSpec:
+        names = [group.name for group in self.workers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two worker groups are called {name!r}; give each its own name")
+        return self
+
+    def group(self, name: str | None) -> WorkerGroup | None:
+        """The group of that name; None means the first."""
+        groups = {group.name: group for group in self.workers}
+        return self.workers[0] if name is None and self.workers else groups.get(name or "")
+
+    def with_replicas(self, group: str, replicas: int) -> ClusterSpec:
+        """The same cluster with another number of workers in one group."""
+        data = self.model_dump()
+        for entry in data["workers"]:
+            if entry["name"] == group:
+                entry["replicas"] = replicas
+        return ClusterSpec.model_validate(data)

@@ -1,0 +1,68 @@
+"""Quantities as people write them: memory, processors, durations."""
+
+from __future__ import annotations
+
+import re
+
+_MEMORY_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": 2**10, "kib": 2**10, "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30, "ti": 2**40, "tib": 2**40,
+}  # fmt: skip
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+MAX_MEMORY = 2**50  # a petabyte: beyond it a unit was forgotten or mistyped
+MAX_CPU = 4096
+MAX_SECONDS = 365 * 86400.0
+
+
+def memory(value: object) -> int:
+    """'1Gi', '512MB', '2g' or a number of bytes → bytes."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")
+    match = _NUMBER_AND_UNIT.fullmatch(str(value))
+    unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")
+    amount = int(float(match[1]) * unit)
+    if not 2**20 <= amount <= MAX_MEMORY:
+        raise ValueError(f"{value!r} is {amount} bytes; memory must lie between 1Mi and 1024Ti (was the unit forgotten?)")
+    return amount
+
+
+def cpu(value: object) -> float:
+    """2, 0.5, '500m' → processors."""
+    text = str(value).strip()
+    try:
+        amount = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a number of processors; write it like 2, 0.5 or 500m") from None
+    if isinstance(value, bool) or not 0 < amount <= MAX_CPU:
+        raise ValueError(f"{value!r} processors: must be more than 0 and at most {MAX_CPU}")
+    return amount
+
+
+def duration(value: object) -> float:
+    """90, '90s', '2m', '1h30m' → seconds."""
+    text = str(value).strip()
+    parts = _DURATION_PART.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
+    else:
+        try:
+            seconds = float(text)
+        except ValueError:
+            raise ValueError(f"{value!r} is not a duration; write it like 30s, 2m or 1h30m") from None
+    if isinstance(value, bool) or not 0 <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{value!r} is not a duration between 0 and a year")
+    return seconds
+
+
+def show_memory(amount: int) -> str:
+    """Bytes → the shortest exact-enough form: 1610612736 → '1.5Gi'."""
+    for unit, size in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if amount >= size:
+            return f"{amount / size:.1f}".removesuffix(".0") + unit
+    return str(amount)
