@@ -1,1 +1,39 @@
 """Oars: Dask, Ray and Mars clusters on a laptop, on bare hosts and on Kubernetes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oars.base.errors import OarsError
+    from oars.client.cluster import AsyncCluster
+    from oars.client.driver import connect, executor
+    from oars.client.sync import Cluster
+    from oars.spec.cluster import ClusterSpec
+
+__all__ = ["AsyncCluster", "Cluster", "ClusterSpec", "OarsError", "connect", "executor"]
+__version__ = "0.1.0"
+
+# Loaded on first use: `import oars` costs next to nothing and needs no engine, no pydantic.
+_HOMES = {
+    "AsyncCluster": "oars.client.cluster",
+    "Cluster": "oars.client.sync",
+    "ClusterSpec": "oars.spec.cluster",
+    "OarsError": "oars.base.errors",
+    "connect": "oars.client.driver",
+    "executor": "oars.client.driver",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oars' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)  # noqa: TID251 (lazy exports of our own)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -101,7 +101,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class Desired:
-    """What shall be. `running` False: everything is to go. `force`: remove workers even if that loses what they hold."""
+    """What shall be. `running` False: everything is to go. `force`: remove workers even if that loses what they
+    hold."""
 
     name: str
     engine: str
@@ -110,6 +111,7 @@ class Desired:
     running: bool = True
     force: bool = False
     drain_seconds: float = 60.0
+    generation: int = 0  # grows with every change of the description
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -133,7 +135,6 @@ class Member:
     group: str
     state: MemberState
     incarnation: str = ""  # changes with every start
-    template: str = ""  # fingerprint of the Process it was started from
     head: str = ""  # the head's incarnation when it was started
     started: float = 0.0
     pid: int | None = None
@@ -153,7 +154,7 @@ class Retiring:
 
 @dataclass(frozen=True)
 class Failure:
-    """How often a member died lately, and when it may be started again."""
+    """How often a member died in a row, and when it may be started again."""
 
     count: int
     last: float
@@ -243,6 +244,16 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Why something is not as wanted: a short word, a sentence, what to do, and the log lines that matter."""
+
+    reason: str
+    message: str
+    todo: str = ""
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Drained:
     """The answer to a Drain, for one member: done, or what it still waits for."""
 
@@ -253,7 +264,7 @@ class Drained:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an engine must have installed. `modules` prove that it is; `probe` is the distribution that gives the version."""
+    """What an engine must have installed. `modules` prove that it is; `distribution` has the version."""
 
     distribution: str
     modules: tuple[str, ...]

@@ -1,9 +1,9 @@
 """What an engine is. One folder each:
 
-    shape.py    pure: spec → roles, argv, environment, ports, endpoints      (in the control plane)
-    live.py     asks the running head: who is there, drain                   (in the control plane; no engine installed)
-    beside.py   a script run next to the head, in the engine's environment   (optional; stdlib and the engine only)
-    session.py  the user's side: connect, executor                           (in the user's Python; imports the engine)
+shape.py    pure: spec → roles, argv, environment, ports, endpoints      (in the control plane)
+live.py     asks the running head: who is there, drain                   (in the control plane; no engine installed)
+beside.py   a script run next to the head, in the engine's environment   (optional; stdlib and the engine only)
+session.py  the user's side: connect, executor                           (in the user's Python; imports the engine)
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oars.model import Drained, MemberId, Needs, Shape, View
-from oars.spec.cluster import ClusterSpec
+
+if TYPE_CHECKING:  # the user's half of an engine also runs in environments without pydantic
+    from oars.spec.cluster import ClusterSpec
 
 
 class Wire(Protocol):
@@ -27,6 +29,9 @@ class Wire(Protocol):
     @property
     def incarnations(self) -> Mapping[MemberId, str]:
         """The incarnation of every member that runs."""
+
+    def fill(self, text: str) -> str:
+        """A template of the shape (endpoints, driver_env) with the head's values."""
 
     async def http(self, port: str, path: str, *, method: str = "GET", body: bytes = b"") -> bytes:
         """Ask the head's port of that name. Raises EngineUnreachable when there is no 2xx answer in time."""
@@ -60,12 +65,17 @@ class Engine(Protocol):
         """Who is there. Never raises for a head that is not up: View(up=False, message=…)."""
 
     async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-        """Empty these workers as far as is possible now; called again until done. force: stop taking work, lose data."""
+        """Empty these workers: move what only they hold, let running work finish. May take a while (it runs beside the
+        loop) but ends within about a minute; it is called again for those that were not done.
+        A worker that could not be emptied (done=False, waits_for says why) is in service again as before.
+        One that the engine does not know holds nothing: done.
+        force: stop it taking work, and done whatever it holds."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a client needs: the endpoint, the environment that makes the engine's own words find it, and secrets' paths."""
+    """What a client needs: the endpoint, and the environment that makes the engine's own words find it (it names the
+    files of the secrets, never the secrets themselves)."""
 
     name: str
     engine: str

@@ -32,7 +32,9 @@ def check_name(value: str, what: str = "name") -> str:
 class Part(BaseModel):
     """Base of all: unknown fields are errors, names are camelCase in files and snake_case in Python."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class Environment(Part):
@@ -62,7 +64,7 @@ class WorkerGroup(Part):
     """Workers that are alike."""
 
     name: str = Field(default="default", description="Name of the group, unique in the cluster.")
-    replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, description="How many workers.")
+    replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, strict=True, description="How many workers.")
     cpu: Cpu = Field(default=1.0, description="Processors of each worker.")
     memory: Memory | None = Field(default=None, description="Memory of each worker.")
     gpu: int = Field(default=0, ge=0, le=1024, description="Graphics processors of each worker.")
@@ -145,6 +147,8 @@ class ClusterSpec(Part):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two worker groups are called {name!r}; give each its own name")
+        if {"default", "worker"} <= set(names):
+            raise ValueError("groups 'default' and 'worker' would both have members called worker-0; rename one")
         return self
 
     def group(self, name: str | None) -> WorkerGroup | None:

@@ -26,10 +26,10 @@ def memory(value: object) -> int:
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")
-    amount = int(float(match[1]) * unit)
+    amount = float(match[1]) * unit
     if not 2**20 <= amount <= MAX_MEMORY:
-        raise ValueError(f"{value!r} is {amount} bytes; memory must lie between 1Mi and 1024Ti (was the unit forgotten?)")
-    return amount
+        raise ValueError(f"{value!r} is not between 1Mi and 1024Ti of memory (was the unit forgotten?)")
+    return int(amount)
 
 
 def cpu(value: object) -> float:

@@ -56,6 +56,7 @@ class Status:
     endpoints: Endpoints = Endpoints()
     groups: tuple[GroupStatus, ...] = ()
     members: tuple[MemberStatus, ...] = ()
+    generation: int = 0  # of the description it speaks of; not part of the contract
 
     @property
     def ready(self) -> int:
@@ -67,7 +68,9 @@ class Status:
         return sum(group.wanted for group in self.groups)
 
     def to_dict(self, *, members: bool = True) -> dict[str, Any]:
-        data = asdict(self)
+        data = {**asdict(self), "groups": [asdict(group) for group in self.groups]}
+        data["members"] = [asdict(member) for member in self.members]
+        del data["generation"]
         if not members:
             del data["members"]
         return data
@@ -86,4 +89,5 @@ class Status:
             members=tuple(
                 MemberStatus(**{**member, "phase": Phase(member["phase"])}) for member in data.get("members", ())
             ),
+            generation=data.get("generation", 0),
         )

@@ -146,7 +146,7 @@ def run(entry: str) -> int:
         if function:
             getattr(importlib.import_module(module), function)()  # noqa: TID251
         else:
-            exec(compile(open(module).read(), module, "exec"), {"__name__": "__main__", "__file__": module})  # noqa: SIM115
+            exec(compile(open(module).read(), module, "exec"), {"__name__": "__main__", "__file__": module})
     except SystemExit as stop:
         return exit_code(stop)
     except KeyboardInterrupt:

@@ -1,0 +1,34 @@
+"""Names to complete on the command line. Cheap: a look at the state directory, no spec, no keeper."""
+
+from __future__ import annotations
+
+import os
+
+import click
+from click.shell_completion import CompletionItem
+
+
+def clusters(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from oars.base.settings import Settings
+
+    directory = Settings.from_environ(os.environ).state_dir / "clusters"
+    try:
+        found = sorted(path.parent.name for path in directory.glob("*/cluster.json"))
+    except OSError:
+        return []
+    taken = ctx.params.get(param.name or "") or ()
+    return [CompletionItem(name) for name in found if name.startswith(incomplete) and name not in taken]
+
+
+def members(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of the cluster that is named before."""
+    from oars.base.settings import Settings
+
+    logs = Settings.from_environ(os.environ).state_dir / "clusters" / str(ctx.params.get("name")) / "logs"
+    return [CompletionItem(path.stem) for path in sorted(logs.glob("*.log")) if path.stem.startswith(incomplete)]
+
+
+def engines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from oars import engines as registry
+
+    return [CompletionItem(name) for name in registry.names() if name.startswith(incomplete)]

@@ -1,0 +1,58 @@
+"""`oars up`: a cluster that stays."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from oars.base.errors import Interrupted
+from oars.cli import names, running, status
+from oars.cli.options import ClusterOptions, cluster_options, quiet_option
+from oars.cli.progress import Progress
+from oars.cli.show import output_option
+from oars.client.cluster import AsyncCluster
+from oars.spec.status import Status
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=names.clusters)
+@cluster_options
+@output_option
+@quiet_option
+def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> None:
+    """Start a cluster that stays until `oars down`.
+
+    It is ready when this returns; what fails to start is taken away again.
+    """
+    with Progress(quiet=quiet) as progress:
+        progress("reading what shall be started")
+        cluster = options.cluster(name, progress=progress, tied=False)
+        progress(f"{cluster.name}: starting")
+        try:
+            found = running.run(_start(cluster))
+        except Interrupted as error:
+            error.hint = f"The cluster {cluster.name!r} was not left behind."
+            raise
+        progress.close()
+        status.emit_one(found, output)
+        progress.say(_next(cluster.name, progress.elapsed))
+
+
+async def _start(cluster: AsyncCluster) -> Status:
+    await cluster.start()
+    try:
+        return await cluster.status()
+    except asyncio.CancelledError:
+        await cluster.stop()  # a signal between ready and told: the user believes it was interrupted
+        raise
+
+
+def _next(name: str, seconds: float) -> str:
+    return (
+        f"\n{name} is ready after {seconds:.1f} s. Next:\n"
+        f"  oars shell {name}              Python with the client connected\n"
+        f"  oars exec {name} -- COMMAND    a program that finds the cluster\n"
+        f"  oars status {name}             how it is\n"
+        f"  oars down {name}               stop it"
+    )

@@ -1,0 +1,44 @@
+"""`oars why`: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from oars.cli import running, show
+from oars.cli.options import kept, name_argument
+from oars.cli.show import output_option
+from oars.model import Cause
+from oars.places.local.store import Report
+from oars.spec.status import Phase
+
+
+@click.command()
+@name_argument
+@output_option
+def why(name: str, output: str) -> None:
+    """Say why a cluster is not as wanted: causes, what to do, the log lines that matter."""
+    report = running.run(kept().report(name))
+    causes = [asdict(cause) for cause in report.causes]
+    show.emit(output, causes, [cause.reason for cause in report.causes], lambda _: _text(report))
+
+
+def _text(report: Report) -> str:
+    status = report.status
+    head = f"{status.name} is {show.phase(status.phase)}, {status.ready} of {status.wanted} workers are ready."
+    if report.causes:
+        return "\n\n".join([head, *(_cause(cause, status.name) for cause in report.causes)])
+    if status.phase is Phase.READY:
+        return f"{head} Nothing is wrong."
+    return f"{head}\n{status.message}" if status.message else head
+
+
+def _cause(cause: Cause, name: str) -> str:
+    lines = [f"{cause.reason}: {cause.message}"]
+    if cause.todo:
+        lines.append(f"  What to do: {cause.todo.replace('oars logs NAME', f'oars logs {name}')}")
+    if cause.lines:
+        lines.append("  Last lines of its log:")
+        lines += [f"    {line}" for line in cause.lines]
+    return "\n".join(lines)

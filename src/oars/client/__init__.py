@@ -1,0 +1,1 @@
+"""The Python face: Cluster, AsyncCluster, and what the command line stands on."""

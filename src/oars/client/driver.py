@@ -1,0 +1,35 @@
+"""The driver's side: a script run by `oars run` or in `oars shell` finds its cluster. Needs no pydantic: it also runs
+in the engines' cached environments."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor
+from typing import Any
+
+from oars import engines
+from oars.base.errors import NotFound
+from oars.engines.base import Access
+
+
+def connect() -> Any:
+    """The engine's own client, connected to the cluster this program was started for."""
+    access = _access()
+    return engines.session(engines.get(access.engine)).connect(access)
+
+
+def executor() -> Executor:
+    """A concurrent.futures.Executor on the cluster this program was started for."""
+    access = _access()
+    return engines.session(engines.get(access.engine)).executor(access)
+
+
+def _access() -> Access:
+    engine, address = os.environ.get("OARS_ENGINE"), os.environ.get("OARS_ADDRESS")
+    if not engine or not address:
+        raise NotFound(
+            "This program was not started for a cluster: OARS_ENGINE and OARS_ADDRESS are not set.",
+            "Start it with `oars run SCRIPT` or `oars exec NAME -- COMMAND`, or use oars.Cluster.attach(name).",
+        )
+    name, dashboard = os.environ.get("OARS_NAME", ""), os.environ.get("OARS_DASHBOARD", "")
+    return Access(name=name, engine=engine, address=address, dashboard=dashboard, env=dict(os.environ))

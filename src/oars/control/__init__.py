@@ -1,0 +1,1 @@
+"""The loop. Knows engines and places only by their protocols."""

@@ -1,0 +1,58 @@
+"""The registry: an engine's name → the module that has it, and what to do if it is not there.
+
+Third parties add one with an entry point in the group `oars.engines`:
+
+    [project.entry-points."oars.engines"]
+    toy = "toy_engine:engine"
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import cast
+
+from oars.base.errors import OarsError, SpecError
+from oars.base.words import suggest
+from oars.engines.base import Engine, Session
+
+GROUP = "oars.engines"
+BUILT_IN = {
+    "dask": "oars.engines.dask:engine",
+    "mars": "oars.engines.mars:engine",
+    "ray": "oars.engines.ray:engine",
+}
+
+
+def names() -> list[str]:
+    """All engines that can be named in a spec."""
+    return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+
+
+@cache
+def get(name: str) -> Engine:
+    """The engine of that name, imported on first use."""
+    point = _find(name)
+    try:
+        return cast(Engine, point.load())
+    except (ImportError, AttributeError) as error:
+        raise OarsError(
+            f"The engine plug-in {name!r} ({point.value}) cannot be loaded: {error}.",
+            "Reinstall or update the package that provides it.",
+        ) from error
+
+
+def session(engine: Engine) -> Session:
+    """The user's half of an engine. It imports the engine itself when its functions are called."""
+    module: ModuleType = importlib.import_module(engine.session)  # noqa: TID251 (this is a registry)
+    return cast(Session, module)
+
+
+def _find(name: str) -> EntryPoint:
+    if name in BUILT_IN:
+        return EntryPoint(name=name, group=GROUP, value=BUILT_IN[name])
+    for point in entry_points(group=GROUP, name=name):
+        return point
+    raise SpecError(f"There is no engine {name!r}.{suggest(name, names())}", f"Use one of: {', '.join(names())}.")

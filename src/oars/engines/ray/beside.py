@@ -1,0 +1,110 @@
+"""Answers questions about a running Ray, next to its head and in its environment: standard library and Ray only.
+
+One JSON object a line on stdin, one answer a line on stdout, {"ok": …} or {"error": "…"}:
+
+    {"op": "nodes", "address": "host:port"}                → [{"node", "labels", "alive", "draining", "idle", "held", …}]
+    {"op": "drain", "address": …, "nodes": [id, …], "force": bool}   → {id: {"accepted": bool, "message": "…"}}
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+SECONDS = 2.0  # for one question to the head
+FORCED_DEADLINE_SECONDS = 5.0
+
+
+def main() -> None:
+    """Whatever Ray may print goes to stderr, which is the log: stdout is for answers."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+        answers.flush()
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        client = connect(request["address"])
+        if request["op"] == "drain":
+            return {"ok": drain(client, request["nodes"], request["force"])}
+        return {"ok": nodes(client)}
+    except Exception as error:  # noqa: BLE001 (whatever Ray raises is the answer; the next question connects anew)
+        connect.cache_clear()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+@functools.cache
+def connect(address: str) -> Any:
+    """Ray's client blocks for 40 seconds where nobody listens, so look first."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), SECONDS).close()
+    from ray._raylet import Config, GcsClient
+
+    Config.initialize("")  # it was filled when ray was imported, perhaps in a parent with another environment
+    return GcsClient(address=address)
+
+
+def nodes(client: Any) -> list[dict[str, Any]]:
+    from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+    states = activity(client)
+    return [
+        {
+            "node": node.hex(),
+            "labels": dict(info.labels),
+            "alive": info.state == GcsNodeInfo.GcsNodeState.ALIVE,
+            "address": f"{info.node_manager_address}:{info.node_manager_port}",
+            **states.get(node.binary(), {}),
+        }
+        for node, info in client.get_all_node_info(timeout=SECONDS).items()
+    ]
+
+
+def activity(client: Any) -> dict[bytes, dict[str, Any]]:
+    """What the raylets last told the head about their work."""
+    from ray.core.generated import autoscaler_pb2
+
+    reply = autoscaler_pb2.GetClusterResourceStateReply()
+    reply.ParseFromString(client.get_cluster_resource_state(timeout_s=SECONDS))
+    return {
+        state.node_id: {
+            "idle": state.idle_duration_ms / 1000,
+            "held": held(state),
+            "draining": state.status == autoscaler_pb2.NodeStatus.DRAINING,
+            "activity": list(state.node_activity),
+        }
+        for state in reply.cluster_resource_state.node_states
+    }
+
+
+def held(state: Any) -> int:
+    """Bytes in the node's object store, copies included: Ray tells no more."""
+    name = "object_store_memory"
+    return max(0, int(state.total_resources.get(name, 0) - state.available_resources.get(name, 0)))
+
+
+def drain(client: Any, wanted: list[str], force: bool) -> dict[str, dict[str, Any]]:
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    reason = DrainNodeReason.DRAIN_NODE_REASON_IDLE_TERMINATION
+    deadline = 0
+    if force:
+        reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+        deadline = int((time.time() + FORCED_DEADLINE_SECONDS) * 1000)
+    answers = {}
+    for node in wanted:
+        accepted, message = client.drain_node(node, reason, "scaled down", deadline, timeout=SECONDS)
+        answers[node] = {"accepted": accepted, "message": message}
+    return answers
+
+
+if __name__ == "__main__":
+    main()

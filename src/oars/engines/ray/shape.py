@@ -1,0 +1,184 @@
+"""What Ray needs to run: a spec → the head, the raylets, their arguments, ports and environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+
+from oars.base.errors import SpecError
+from oars.engines.ray.texts import LAUNCH
+from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
+from oars.spec.cluster import ClusterSpec, WorkerGroup
+
+MEMBER_LABEL = "oars.dev/member"
+INCARNATION_LABEL = "oars.dev/incarnation"
+GROUP_LABEL = "oars.dev/group"
+
+OBJECT_STORE_SHARE = 0.3  # of a member's memory, as Ray itself takes it of a machine's
+OBJECT_STORE_LEAST = 80 * 2**20  # Ray refuses less than 75 MiB
+RESERVED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
+
+# Every raylet listens on these. All are fixed: agents that choose for themselves make the raylet wait for them.
+NODE_PORTS = (
+    Port("node-manager", 6380),
+    Port("object-manager", 6381),
+    Port("runtime-env", 6382),
+    Port("agent-grpc", 6383),
+    Port("agent", 52365),
+    Port("metrics", 8080),
+)
+HEAD_PORTS = (Port("client", 6379), Port("dashboard", 8265), *NODE_PORTS)
+PORT_OPTIONS = {
+    "node-manager": "--node-manager-port",
+    "object-manager": "--object-manager-port",
+    "runtime-env": "--runtime-env-agent-port",
+    "agent-grpc": "--dashboard-agent-grpc-port",
+    "agent": "--dashboard-agent-listen-port",
+    "metrics": "--metrics-export-port",
+}
+
+# Read when the engine runs, so members and clusters that differ in them can be forked from one Python.
+LATE_ENV = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+
+# How long a process of Ray waits for a head that is gone before it gives up. Ray's own minute would leave callers
+# hanging; the keeper has started a new head, with which the old processes cannot work, long before that.
+HEAD_LOST_SECONDS = 5
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEAD_LOST_SECONDS),
+}
+
+
+def needs(spec: ClusterSpec) -> Needs:
+    return Needs(distribution="ray", modules=("ray",), requirements=("ray[default]==2.60.0", "numpy>=2"))
+
+
+def check(spec: ClusterSpec) -> None:
+    """Raise SpecError for what Ray cannot do."""
+    for group in spec.workers:
+        where = f"workers[{group.name}]"
+        for name, amount in group.resources.items():
+            if name in RESERVED_RESOURCES:
+                raise SpecError(f"{where}.resources: {name!r} is Ray's own.", "Use cpu, gpu or memory instead.")
+            if amount != int(amount):
+                raise SpecError(f"{where}.resources: {name} is {amount}; Ray counts in whole numbers.")
+        _check_labels(where, group.labels)
+        _check_store(where, group.memory, spec)
+
+
+def _check_labels(where: str, labels: Mapping[str, str]) -> None:
+    for name, value in labels.items():
+        if any(mark in name + value for mark in ",= $"):
+            raise SpecError(f"{where}.labels: {name}={value} holds one of ',', '=', '$' or a space.")
+        if name.startswith(("ray.io/", "oars.dev/")):
+            raise SpecError(f"{where}.labels: names starting with {name.split('/')[0]}/ are taken.")
+
+
+def _check_store(where: str, memory: int | None, spec: ClusterSpec) -> None:
+    store = spec.ray.object_store_memory
+    if store is not None and store < OBJECT_STORE_LEAST:
+        raise SpecError("ray.objectStoreMemory: Ray needs at least 80Mi.")
+    if store is not None and memory is not None and store > memory:
+        raise SpecError(f"ray.objectStoreMemory is larger than {where}.memory.", "Raise the one or lower the other.")
+
+
+def shape(spec: ClusterSpec) -> Shape:
+    dashboard = {"dashboard": "http://$(head.host):$(head.dashboard)"} if spec.ray.dashboard else {}
+    return Shape(
+        head=_head(spec),
+        workers=tuple(_workers(spec, group) for group in spec.workers),
+        endpoints={"client": "$(head.host):$(head.client)", **dashboard},
+        secrets=("token",) if spec.ray.auth == "token" else (),
+        driver_env=_driver_env(spec),
+    )
+
+
+def _driver_env(spec: ClusterSpec) -> dict[str, str]:
+    """`ray.init()` finds the cluster. The last one keeps Ray from taking a loopback address for a mistake and calling
+    the machine's outer address instead, where nobody listens; Ray knows it under the name of the systems it is for."""
+    return {
+        **QUIET,
+        **_auth(spec),
+        "RAY_ADDRESS": "$(head.host):$(head.client)",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+
+
+def _auth(spec: ClusterSpec) -> dict[str, str]:
+    """Ray turns its token on by itself where it finds one of another cluster; so "none" must say so as well."""
+    if spec.ray.auth == "none":
+        return {"RAY_AUTH_MODE": "disabled"}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "$(secret.token)"}
+
+
+def _head(spec: ClusterSpec) -> Group:
+    """With workers the head only keeps the books; alone it does the work."""
+    alone = not any(group.replicas for group in spec.workers)
+    resources = Resources(cpu=spec.head.cpu, memory=spec.head.memory)
+    arguments = [
+        "--head",
+        "--port=$(port.client)",
+        "--dashboard-host=$(host)",
+        "--dashboard-port=$(port.dashboard)",
+        f"--include-dashboard={'true' if spec.ray.dashboard else 'false'}",
+        *_node(spec, resources, {}, "head"),
+        f"--num-cpus={_cpus(resources.cpu) if alone else 0}",
+        "--num-gpus=0",
+    ]
+    process = _process(spec, arguments, spec.head.env, HEAD_PORTS)
+    return Group("head", Role.HEAD, 1, process, resources)
+
+
+def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
+    resources = Resources(cpu=group.cpu, memory=group.memory, gpu=group.gpu)
+    amounts = {name: int(amount) for name, amount in sorted(group.resources.items())}
+    arguments = [
+        "--address=$(head.host):$(head.client)",
+        *_node(spec, resources, group.labels, group.name),
+        f"--num-cpus={_cpus(resources.cpu)}",
+        f"--num-gpus={resources.gpu}",
+        *([f"--resources={json.dumps(amounts)}"] if amounts else []),
+    ]
+    process = _process(spec, arguments, group.env, NODE_PORTS)
+    return Group(group.name, Role.WORKER, group.replicas, process, resources)
+
+
+def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], group: str) -> Iterable[str]:
+    """What every raylet is told. Its labels say which member it is: one that died is not taken for its successor."""
+    ours = {MEMBER_LABEL: "$(member)", INCARNATION_LABEL: "$(incarnation)", GROUP_LABEL: group}
+    yield "--node-ip-address=$(host)"
+    yield "--node-name=$(member)"
+    yield "--labels=" + ",".join(f"{name}={value}" for name, value in {**labels, **ours}.items())
+    for name, option in PORT_OPTIONS.items():
+        yield f"{option}=$(port.{name})"
+    yield "--min-worker-port=0"  # the system chooses: a fixed range would be shared by all raylets of a machine
+    yield "--max-worker-port=0"
+    if resources.memory is not None:
+        yield f"--memory={resources.memory}"
+    store = spec.ray.object_store_memory or _object_store(resources.memory)
+    if store is not None:
+        yield f"--object-store-memory={store}"
+
+
+def _object_store(memory: int | None) -> int | None:
+    return None if memory is None else max(OBJECT_STORE_LEAST, int(memory * OBJECT_STORE_SHARE))
+
+
+def _cpus(cpu: float) -> int:
+    """Ray counts whole processors on a node."""
+    return max(1, math.ceil(cpu))
+
+
+def _process(spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...]) -> Process:
+    return Process(
+        argv=("ray", "start", *arguments, "--disable-usage-stats", "--block"),
+        env={**QUIET, **_auth(spec), **spec.env, **env},
+        ports=ports,
+        files={"launch.py": LAUNCH},
+        entry="$(file.launch.py)",
+        preload=("ray.scripts.scripts",),
+        late_env=LATE_ENV,
+        stop=Stop("TERM", 3.0),
+        litter=("/tmp/oars-ray-$(pid)-*",),
+    )

@@ -1,0 +1,249 @@
+"""Environments: one per engine, package set and Python, built once and then shared by all clusters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+from oars.base.errors import EnvironmentFailed, NotFound, OarsError, UsageError
+from oars.envs import cache, program, scan
+from oars.envs.cache import EnvInfo
+from oars.envs.explain import explain
+from oars.envs.program import Watch
+from oars.model import Needs
+
+DEFAULT_TIMEOUT = 1800.0
+_FORMAT = 1  # part of the key: raised when an environment must be built in another way
+
+
+@dataclass(frozen=True)
+class PythonEnv:
+    """A Python that has the engine. `key` is empty for the running one."""
+
+    python: Path
+    version: str
+    key: str
+    cached: bool
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What is to be built: all that makes one environment differ from another."""
+
+    engine: str
+    needs: Needs
+    packages: tuple[str, ...]
+    python: str = ""  # '3.11'
+    interpreter: str = ""
+
+    @property
+    def key(self) -> str:
+        content = [_FORMAT, astuple(self.needs), self.packages, self.python, sysconfig.get_platform()]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+        return f"{re.sub('[^a-z0-9]+', '-', self.engine.lower())}-{digest}"
+
+
+class Environments:
+    """The cached environments below a directory. Safe for many processes at once."""
+
+    def __init__(self, cache_dir: Path, uv: str | None = None) -> None:
+        self._envs = cache_dir / "envs"
+        self._given_uv = uv
+        self._cancelled = threading.Event()
+
+    def prepare(
+        self,
+        engine: str,
+        needs: Needs,
+        packages: Sequence[str],
+        progress: Callable[[str], None],
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> PythonEnv:
+        """A Python with the engine and the packages: the running one, a cached one, or one that is built now."""
+        here = scan.installed(needs) if sys.executable else None
+        if here is not None and not packages:
+            return PythonEnv(Path(sys.executable), here, "", cached=True)
+        watch = Watch(f"the {engine} environment", time.monotonic() + timeout, progress, self._cancelled)
+        if here is not None:
+            needs = replace(needs, requirements=scan.pinned(needs))
+        order = _Order(engine, needs, tuple(sorted({_absolute(package.strip()) for package in packages})))
+        built = (self._use(replace(order, python=python)) for python in _minors(needs.python))
+        found = next((env for env in built if env), None)
+        if found:
+            return found
+        order = self._with_interpreter(order, watch)
+        with cache.guarded(self._envs):
+            self._envs.mkdir(mode=0o700, parents=True, exist_ok=True)
+            cache.sweep(self._envs)
+        with self._locked(order.key, watch) as lock:
+            return self._use(order) or self._build(order, lock, watch)
+
+    def list(self) -> tuple[EnvInfo, ...]:
+        """All that are whole, by key."""
+        names = sorted(os.listdir(self._envs)) if self._envs.is_dir() else []
+        found = (cache.look(self._envs / name) for name in names)
+        return tuple(info for info in found if info)
+
+    def remove(self, name: str) -> tuple[EnvInfo, ...]:
+        """Remove those whose key starts with the name (a key, or an engine); returns what they were."""
+        if not name:
+            raise UsageError("No environment is named.", "Name a key or an engine; `oars env ls` shows them.")
+        chosen = [info for info in self.list() if info.key.startswith(name) or info.engine == name]
+        if not chosen:
+            raise NotFound(f"There is no environment {name!r}.", "`oars env ls` shows those there are.")
+        for info in chosen:
+            self._remove(info)
+        return tuple(chosen)
+
+    def cancel(self) -> None:
+        """End every prepare() under way in other threads; they raise Interrupted."""
+        self._cancelled.set()
+
+    def _remove(self, info: EnvInfo) -> None:
+        path = self._lock_path(info.key)
+        with cache.guarded(self._envs):
+            descriptor = cache.lock(path)
+            if descriptor is None:
+                raise OarsError(f"The environment {info.key} is being built right now.", "Wait until that is done.")
+            try:
+                cache.erase(info.path)
+            finally:
+                cache.unlock(descriptor, path)
+
+    def _with_interpreter(self, order: _Order, watch: Watch) -> _Order:
+        """The Python to build on: the running one if it may be, else the newest that uv finds."""
+        condition = order.needs.python
+        if _running_fits(condition):
+            return replace(order, python=_minors(condition)[0], interpreter=sys.executable)
+        try:
+            version, path = max(self._pythons(condition, watch), default=((), ""))
+        except program.Failed as failure:
+            raise explain(watch.title, failure.lines, self._envs) from None
+        if not version:
+            running = ".".join(map(str, sys.version_info[:3]))
+            raise EnvironmentFailed(
+                f"{watch.title} needs Python {condition}; this is {running}, and no other was found on this machine.",
+                "Install one (for example `uv python install 3.11`) or run Oars with it.",
+            )
+        return replace(order, python=f"{version[0]}.{version[1]}", interpreter=path)
+
+    def _pythons(self, condition: str, watch: Watch) -> Iterator[tuple[tuple[int, ...], str]]:
+        argv = [self._uv(), "python", "list", "--only-installed", "--no-python-downloads", "--output-format", "json"]
+        with open(os.devnull) as nothing:
+            lines = program.run(argv, Path("/"), nothing.fileno(), watch, "looking for another Python")
+        for entry in _json_list(lines):
+            version = _numbers(entry["version"])
+            if entry["implementation"] == "cpython" and scan.python_allowed(condition, version):
+                yield version, entry["path"]
+
+    def _use(self, order: _Order) -> PythonEnv | None:
+        info = cache.look(self._envs / order.key)
+        if info is None:
+            return None
+        cache.touch(info.path)
+        return PythonEnv(cache.python_of(info.path), info.version, info.key, cached=True)
+
+    def _lock_path(self, key: str) -> Path:
+        return self._envs / f"{key}.lock"
+
+    @contextmanager
+    def _locked(self, key: str, watch: Watch) -> Iterator[int]:
+        """Hold the lock of that environment; says so while another process has it."""
+        told = time.monotonic() - program.QUIET + 0.5  # a lock held for a moment is not worth a word
+        while True:
+            with cache.guarded(self._envs):
+                descriptor = cache.lock(self._lock_path(key))
+            if descriptor is not None:
+                break
+            watch.check("waiting for another oars process that builds it")
+            if time.monotonic() - told > program.QUIET:
+                watch.progress(f"waiting for another oars process that builds {watch.what}, {watch.elapsed():.0f} s")
+                told = time.monotonic()
+            time.sleep(0.1)
+        try:
+            yield descriptor
+        finally:
+            cache.unlock(descriptor, self._lock_path(key))
+
+    def _build(self, order: _Order, lock: int, watch: Watch) -> PythonEnv:
+        env = self._envs / order.key
+        cache.erase(env)  # damaged, or left half built
+        try:
+            self._install(order, env, lock, watch)
+            with cache.guarded(self._envs):
+                info = cache.mark(env, order.engine, order.needs, order.packages, order.python)
+            if isinstance(info, str):
+                raise EnvironmentFailed(f"{watch.title} cannot be used: {info}.", "Check `packages` for what clashes.")
+        except program.Failed as failure:
+            cache.erase(env)
+            raise explain(watch.title, failure.lines, self._envs) from None
+        except BaseException:  # Ctrl-C too: nothing half built may stay
+            cache.erase(env)
+            raise
+        watch.progress(f"{watch.what}: ready after {watch.elapsed():.0f} s")
+        return PythonEnv(cache.python_of(env), info.version, info.key, cached=False)
+
+    def _install(self, order: _Order, env: Path, lock: int, watch: Watch) -> None:
+        uv, needs = self._uv(), order.needs
+        watch.progress(f"{watch.what}: building it with Python {order.python} (once; it is kept)")
+        create = [uv, "venv", "--no-project", "--no-python-downloads", "--python", order.interpreter, str(env)]
+        program.run(create, self._envs, lock, watch, "being created")
+        install = [uv, "pip", "install", "--compile-bytecode", "--python", str(cache.python_of(env))]
+        if needs.build_requirements:
+            program.run([*install, "--", *needs.build_requirements], self._envs, lock, watch, "resolving build tools")
+            install.append("--no-build-isolation")
+        program.run([*install, "--", *needs.requirements, *order.packages], self._envs, lock, watch, "resolving")
+
+    def _uv(self) -> str:
+        uv = self._given_uv or _packaged_uv() or shutil.which("uv")
+        if not uv:
+            raise EnvironmentFailed("The program uv is not there, so no environment can be built.", "`pip install uv`.")
+        return uv
+
+
+def _running_fits(condition: str) -> bool:
+    return bool(sys.executable) and scan.python_allowed(condition, sys.version_info[:3])
+
+
+def _minors(condition: str) -> list[str]:
+    """The Python versions an environment may have; looking for built ones is cheap, asking uv what there is is not."""
+    if _running_fits(condition):
+        return [f"{sys.version_info[0]}.{sys.version_info[1]}"]
+    return [f"3.{minor}" for minor in range(40, 6, -1) if scan.python_allowed(condition, (3, minor, 0))]
+
+
+def _packaged_uv() -> str | None:
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return None
+
+
+def _absolute(package: str) -> str:
+    """A path means the caller's directory; uv runs in another."""
+    return str(Path(package).absolute()) if package.startswith((".", "/")) else package
+
+
+def _json_list(lines: Sequence[str]) -> list[dict[str, str]]:
+    """The JSON list among warnings about interpreters that do not work."""
+    text = "\n" + "\n".join(lines)
+    start = text.find("\n[")
+    found: list[dict[str, str]] = json.JSONDecoder().raw_decode(text, start + 1)[0] if start >= 0 else []
+    return found
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

@@ -1,0 +1,70 @@
+"""uv's last words → one sentence and what to do. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from oars.base.errors import Denied, EnvironmentFailed, OarsError
+from oars.envs.cache import no_space
+
+_NOISE = re.compile(
+    r"\s*$|\s*[+~-] |(Using|Resolved|Downloading|\s+Downloaded|Prepared|Installed|Bytecode|Building|\s+Built) "
+)
+_SPELLING = "Check the spelling and the version in `packages`; an index of your own is named with UV_INDEX."
+_MAX_LINES = 8
+
+# In this order: the cause behind a failure comes before what merely follows from it.
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    (r"Failed to parse: `([^`]*)`", "{0!r} is not a package requirement.", "Write it like pandas or numpy>=2."),
+    (
+        r"network was disabled|Failed to fetch|error sending request|dns error|[Cc]onnection (refused|reset)"
+        r"|Network is unreachable|operation timed out|Failed to download|Could not connect",
+        "The package index cannot be reached.",
+        "Check the network; set HTTPS_PROXY or UV_INDEX if this machine needs them.",
+    ),
+    (r"[Bb]ecause ([\w.-]+) was not found in the", "There is no package {0!r} in the package index.", _SPELLING),
+    (r"there (?:is|are) no versions? of ([\w.\[\]-]+\S*)", "There is no {0} in the package index.", _SPELLING),
+    (
+        r"Failed to build `?([^`\s]+)|failed to build `?([^`\s]+)",
+        "The package {0} could not be built from its source.",
+        "Choose a version that has a wheel for this Python, or install the compiler it asks for.",
+    ),
+    (
+        r"build backend returned an error",
+        "A package could not be built from its source.",
+        "The lines below say why; choose a version that has a wheel, or install what it asks for.",
+    ),
+    (r"No solution found|unsatisfiable", "The packages cannot be installed together.", "Loosen or drop one of them."),
+    (r"does not satisfy Python|requires Python", "A package does not work with this Python version.", _SPELLING),
+)
+
+
+def explain(what: str, lines: Sequence[str], directory: Path) -> OarsError:
+    """The error to raise when uv failed to build `what` in `directory`."""
+    text = "\n".join(lines)
+    details = _relevant(lines)
+    if re.search(r"No space left|os error 28\b|Disk quota|os error 122\b", text):
+        return no_space(directory, details)
+    if re.search(r"Permission denied|os error 13\b|Read-only file system|os error 30\b", text):
+        return Denied(f"{what} may not be written.", "Check who owns the directories named below.", details)
+    for pattern, sentence, hint in _CAUSES:
+        found = re.search(pattern, text)
+        if found:
+            names = [group for group in found.groups() if group]
+            return EnvironmentFailed(f"{what} cannot be built: {_lower(sentence.format(*names))}", hint, details)
+    return EnvironmentFailed(f"{what} cannot be built: uv failed.", "The lines below are what it said.", details)
+
+
+def _relevant(lines: Sequence[str]) -> tuple[str, ...]:
+    kept = [line.rstrip()[:300] for line in lines if not _NOISE.match(line)]
+    errors = next((index for index, line in enumerate(kept) if line.lstrip().startswith(("error", "×"))), None)
+    said = kept[errors:]
+    if len(said) > _MAX_LINES:  # uv says what failed first, the program that it ran says why last
+        said = [*said[:2], "…", *said[3 - _MAX_LINES :]]
+    return tuple(said)
+
+
+def _lower(sentence: str) -> str:
+    return sentence if sentence.startswith("'") else sentence[0].lower() + sentence[1:]

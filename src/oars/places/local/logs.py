@@ -1,0 +1,45 @@
+"""Members' logs: plain files, read from the end or followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+LAST_BYTES = 64 * 1024
+FOLLOW_SECONDS = 0.2  # files have no portable way to be awaited
+
+
+def last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """The last lines of a file; none if there is no file."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - LAST_BYTES))
+            text = stream.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ()
+    return tuple(text.splitlines()[-count:]) if count else ()
+
+
+async def lines(path: Path, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
+    """All lines, or the last ones, and with `follow` those still to come until the file is removed."""
+    position = 0
+    if tail is not None:
+        position = path.stat().st_size if path.exists() else 0
+        for line in last_lines(path, tail):
+            yield line
+    rest = ""
+    while path.exists():
+        with open(path, "rb") as stream:
+            stream.seek(position)
+            data = stream.read()
+        position += len(data)
+        *complete, rest = (rest + data.decode(errors="replace")).split("\n")
+        for line in complete:
+            yield line
+        if not follow:
+            break
+        await asyncio.sleep(FOLLOW_SECONDS)
+    if rest:
+        yield rest

@@ -1,0 +1,179 @@
+"""The keeper's side of the fork server (zygote.py): start members and helpers from a Python that has the engine loaded.
+
+One zygote per set of environment variables that matter at import time; each starts on first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oars.base.errors import StartFailed
+from oars.places.local.process import describe_exit
+
+ZYGOTE = Path(__file__).with_name("zygote.py")
+SPAWN_SECONDS = 60.0  # importing an engine on a cold, busy machine takes long
+HISTORY = 1000  # children whose end is remembered
+EXIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything about one process to start."""
+
+    argv: Sequence[str]
+    entry: str
+    env: Mapping[str, str]
+    cwd: str
+    log: str
+    title: str = "member"
+
+
+class Nursery:
+    """One zygote and what it says."""
+
+    def __init__(self, python: str, env: Mapping[str, str], log: Path, on_exit: Callable[[], None]) -> None:
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        self._channel.setblocking(False)
+        self._on_exit = on_exit
+        self._spawned: dict[int, asyncio.Future[int]] = {}
+        self._next = 0
+        self._preloaded: set[str] = set()
+        self._children: dict[int, asyncio.Future[str]] = {}  # how each ends, or ended
+        self.failed: dict[str, str] = {}
+        with open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [python, str(ZYGOTE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=dict(env), pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        theirs.close()
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None and (self._reader is None or not self._reader.done())
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Ask for modules to be imported; spawns queue up behind it."""
+        new = [module for module in modules if module not in self._preloaded]
+        if new:
+            self._preloaded.update(new)
+            # A few hundred bytes on an empty socket buffer: never blocks.
+            self._channel.sendall(_line({"op": "preload", "modules": new}))
+
+    async def spawn(self, launch: Launch, pipe: socket.socket | None = None) -> int:
+        """Start it; the pid, once it exists."""
+        loop = asyncio.get_running_loop()
+        self._reader = self._reader or loop.create_task(self._read())
+        number, self._next = self._next, self._next + 1
+        self._spawned[number] = loop.create_future()
+        message = {
+            "op": "spawn", "id": number, "argv": list(launch.argv), "entry": launch.entry, "env": dict(launch.env),
+            "cwd": launch.cwd, "log": launch.log, "title": launch.title, "pipe": pipe is not None,
+        }  # fmt: skip
+        await self._send(_line(message), pipe)
+        try:
+            async with asyncio.timeout(SPAWN_SECONDS):
+                return await self._spawned[number]
+        except TimeoutError:
+            raise StartFailed(f"{launch.title} was not started within {SPAWN_SECONDS:.0f} s.") from None
+        finally:
+            self._spawned.pop(number, None)
+
+    async def exit_reason(self, pid: int) -> str | None:
+        """How a child of ours that is gone has ended; its parent, the zygote, hears of it a moment after we see it."""
+        if pid not in self._children:
+            return None
+        try:
+            async with asyncio.timeout(EXIT_SECONDS):
+                return await asyncio.shield(self._children[pid])
+        except TimeoutError:
+            return None
+
+    def _child(self, pid: int) -> asyncio.Future[str]:
+        """A pid that is used again gets a new entry."""
+        if pid not in self._children or self._children[pid].done():
+            self._children[pid] = asyncio.get_running_loop().create_future()
+        while len(self._children) > HISTORY:
+            del self._children[next(iter(self._children))]
+        return self._children[pid]
+
+    async def _send(self, data: bytes, pipe: socket.socket | None) -> None:
+        try:
+            if pipe is not None:
+                # The descriptor travels with the first byte; the rest follows as plain data.
+                socket.send_fds(self._channel, [data[:1]], [pipe.fileno()])
+                data = data[1:]
+            await asyncio.get_running_loop().sock_sendall(self._channel, data)
+        except OSError as error:
+            raise StartFailed(f"The process that starts members is gone: {error}.") from error
+
+    async def _read(self) -> None:
+        buffer = b""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data = await loop.sock_recv(self._channel, 65536)
+            except OSError:
+                data = b""
+            if not data:
+                break
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+        for future in self._spawned.values():
+            if not future.done():
+                future.set_exception(StartFailed("The process that starts members died.", "", ()))
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "exited" in message:
+            self._child(message["exited"]).set_result(describe_exit(message["status"]))
+            self._on_exit()
+        elif "spawned" in message:
+            future = self._spawned.get(message["spawned"])
+            if future is None or future.done():
+                return
+            if "error" in message:
+                future.set_exception(StartFailed(f"Could not fork: {message['error']}."))
+            else:
+                self._child(message["pid"])
+                future.set_result(message["pid"])
+        else:
+            self.failed.update(message["failed"])
+
+    async def close(self) -> None:
+        """The zygote ends at end of file; its children stay."""
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        self._channel.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, 5)
+            return
+        self._process.kill()
+        self._process.wait()
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
+
+
+def base_environment(environ: Mapping[str, str], python: str, drop: Sequence[str] = ()) -> dict[str, str]:
+    """What members inherit from whoever started the cluster: everything but what belongs to another cluster, and with
+    the engine's own programs first on the PATH."""
+    unwanted = {*drop, "PYTHONHOME", "__PYVENV_LAUNCHER__"}
+    env = {k: v for k, v in environ.items() if k not in unwanted and not k.startswith("OARS_")}
+    env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
+    env["PYTHONUNBUFFERED"] = "1"
+    return env

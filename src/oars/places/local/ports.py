@@ -1,0 +1,39 @@
+"""Ports, asked for and claimed: no two clusters are given the same one, and a member keeps its own when it restarts."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection
+
+from oars.base.errors import StartFailed
+
+# Below the range from which the kernel takes ports for outgoing connections, so that none of those can be in the way
+# when a member comes back to its port; above Ray's range for its worker processes.
+FIRST, LAST = 20_000, 31_999
+
+
+def free_ports(count: int, claimed: Collection[int], host: str = "127.0.0.1") -> list[int]:
+    """`count` ports that nobody has claimed and nobody listens on."""
+    found: list[int] = []
+    candidates = [port for port in range(FIRST, LAST + 1) if port not in claimed]
+    random.shuffle(candidates)
+    for port in candidates:
+        if len(found) == count:
+            break
+        if _is_free(port, host):
+            found.append(port)
+    if len(found) < count:
+        raise StartFailed(
+            f"No {count} free ports between {FIRST} and {LAST}.", "Stop clusters that are not needed: oars ls."
+        )
+    return found
+
+
+def _is_free(port: int, host: str) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,112 @@
+"""why: from what is seen to a cause a person understands, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from oars.model import HEAD, Cause, Desired, Failure, MemberId, MemberState, Observed, Role, View
+from oars.plan.decide import CRASH_LOOP, ready
+
+LINES = 8  # of a log, in an explanation
+
+# What a line in a log means, and what to do; the first match wins.
+_SIGNS: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r"ModuleNotFoundError: No module named '?([\w.]+)"), "a Python module is missing: {0}",
+     "Add it with `packages` (or --set environment.packages=[…])."),
+    (re.compile(r"(?i)no space left on device"), "the disk is full", "Free some space and try again."),
+    (re.compile(r"(?i)address already in use"), "a port it needs is taken by another program",
+     "It is tried again; stop the other program if this goes on."),
+    (re.compile(r"(?i)\bMemoryError\b|cannot allocate memory|out of memory"), "it ran out of memory",
+     "Give it more with --memory, or use fewer workers."),
+    (re.compile(r"(?i)permission denied: '?([^'\s]+)?"), "it may not read or write {0}", "Check the rights of that path."),
+    (re.compile(r"(?i)too many open files"), "it ran out of file handles", "Raise the limit with `ulimit -n`."),
+)  # fmt: skip
+
+
+def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ...]:
+    """All causes, the gravest first; empty when everything is as wanted."""
+    if not desired.running:
+        return (Cause("Stopping", "It was asked to stop."),) if observed.members else ()
+    return (
+        *_deaths(observed, view),
+        *_draining(desired, observed),
+        *_starting(observed, view),
+    )
+
+
+def _deaths(observed: Observed, view: View) -> Iterable[Cause]:
+    wanted = {m.id for m in observed.members} - set(observed.notes.retiring)
+    failures = [(m, f) for m, f in observed.notes.failures.items() if m in wanted]
+    failures.sort(key=lambda item: (item[0] != HEAD, -item[1].count, item[0]))
+    gone = [(m, f) for m, f in failures if not _serves(m, observed, view)]
+    back = [(m, f) for m, f in failures if _serves(m, observed, view)]
+    for member, failure in gone:
+        yield _death(member, failure)
+    for member, failure in back:
+        what = _sign(failure)
+        yield Cause(
+            "Replaced",
+            f"{member} {failure.reason}{_clause(what)} and was started again.",
+            what[1],
+            failure.tail[-LINES:],
+        )
+
+
+def _death(member: MemberId, failure: Failure) -> Cause:
+    what = _sign(failure)
+    if failure.count >= CRASH_LOOP:
+        todo = what[1] or f"Read its log: `oars logs NAME {member}`."
+        message = f"{member} dies again and again ({failure.count} times; {failure.reason}){_clause(what)}."
+        return Cause("CrashLoop", message, todo, failure.tail[-LINES:])
+    reason = "HeadLost" if member == HEAD else "WorkerLost"
+    message = f"{member} {failure.reason}{_clause(what)}; it is being started again."
+    return Cause(reason, message, what[1], failure.tail[-LINES:])
+
+
+def _clause(sign: tuple[str, str]) -> str:
+    return f": {sign[0]}" if sign[0] else ""
+
+
+def _sign(failure: Failure) -> tuple[str, str]:
+    for line in reversed(failure.tail):
+        for pattern, meaning, todo in _SIGNS:
+            match = pattern.search(line)
+            if match:
+                return meaning.format(*(group or "a path" for group in match.groups())), todo
+    return "", ""
+
+
+def _serves(member: MemberId, observed: Observed, view: View) -> bool:
+    found = observed.member(member)
+    return found is not None and ready(found, observed, view)
+
+
+def _draining(desired: Desired, observed: Observed) -> Iterable[Cause]:
+    for member, state in sorted(observed.notes.retiring.items()):
+        if state.waits_for:
+            todo = (
+                f"It goes when that is done; `oars scale {desired.name} … --force` removes it and loses what it holds."
+            )
+            yield Cause("Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", todo)
+        else:
+            yield Cause("Draining", f"{member} hands over what it holds before it goes.")
+
+
+def _starting(observed: Observed, view: View) -> Iterable[Cause]:
+    head = observed.member(HEAD)
+    if head is not None and head.state is MemberState.RUNNING and not view.up:
+        yield Cause("HeadStarting", f"The head runs but does not answer yet{_detail(view)}.", "", head.tail[-LINES:])
+        return
+    waiting = [
+        m for m in observed.members
+        if m.role is Role.WORKER and m.state is MemberState.RUNNING and not ready(m, observed, view)
+        and m.id not in observed.notes.retiring
+    ]  # fmt: skip
+    if waiting:
+        names = ", ".join(m.id for m in waiting[:5]) + (", …" if len(waiting) > 5 else "")
+        yield Cause("WorkersStarting", f"Waiting for {names} to join the head.")
+
+
+def _detail(view: View) -> str:
+    return f" ({view.message})" if view.message else ""

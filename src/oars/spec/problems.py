@@ -1,0 +1,204 @@
+"""What is wrong with a description, as one plain sentence each: the place, the path, the nearest right name."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from oars.base.errors import SpecError
+from oars.base.words import suggest
+from oars.spec.cluster import ClusterSpec
+from oars.spec.text import MAX_DEPTH, MAX_VALUES, Loc
+
+_MAX_INTEGER = 2**63
+_MAX_SENTENCE = 300
+
+_SENTENCES = {
+    "string_type": "must be text, not {value}{quote}",
+    "string_unicode": "holds characters that are not valid text",
+    "int_type": "must be a whole number, not {value}",
+    "int_parsing": "must be a whole number, not {value}",
+    "int_parsing_size": "must be a smaller number",
+    "int_from_float": "must be a whole number, not {value}",
+    "float_type": "must be a number, not {value}",
+    "float_parsing": "must be a number, not {value}",
+    "finite_number": "must be a finite number, not {value}",
+    "bool_type": "must be true or false, not {value}",
+    "bool_parsing": "must be true or false, not {value}",
+    "greater_than_equal": "must be at least {ge}, not {value}",
+    "less_than_equal": "must be at most {le}, not {value}",
+    "dict_type": "must be a mapping of names to values, not {value}",
+    "tuple_type": "must be a list, not {value}",
+    "list_type": "must be a list, not {value}",
+    "model_type": "must be a mapping of fields, not {value}",
+    "model_attributes_type": "must be a mapping of fields, not {value}",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, at a path."""
+
+    loc: Loc
+    sentence: str  # follows the path, without a full stop
+    hint: str = ""
+
+
+def raise_for(problems: Sequence[Problem], places: Mapping[Loc, str]) -> None:
+    """SpecError with the first problem as message and, if there are several, all of them as details."""
+    if not problems:
+        return
+    sentences = [_full(problem, places) for problem in problems]
+    hint = problems[0].hint or "Correct it and try again."
+    raise SpecError(sentences[0], hint, tuple(sentences) if len(sentences) > 1 else ())
+
+
+def path(loc: Loc) -> str:
+    """('spec', 'workers', 0, 'cpu') → 'spec.workers[0].cpu'."""
+    text = ""
+    for part in loc:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif re.fullmatch(r"[\w-]+", part):
+            text += f".{part}" if text else part
+        else:
+            text += f"[{_short(repr(part), 60)}]"
+    return text
+
+
+def unknown(loc: Loc, choices: Iterable[str]) -> Problem:
+    """A field that does not exist."""
+    names = sorted(choices)
+    where = f"of {path(loc[:-1])}" if len(loc) > 1 else "at the top of a file"
+    sentence = f"is not a known field{_nearest(str(loc[-1]), names)}"
+    return Problem(loc, sentence, f"Known fields {where}: {', '.join(names)}.")
+
+
+def in_plain(value: object, loc: Loc) -> list[Problem]:
+    """What no file of ours can hold: at most one problem, since one such value tends to bring thousands."""
+    pending: list[tuple[object, Loc]] = [(value, loc)]
+    for _ in range(MAX_VALUES):
+        if not pending:
+            return []
+        value, loc = pending.pop()
+        sentence = _not_plain(value)
+        if sentence or len(loc) > MAX_DEPTH:
+            return [Problem(loc, sentence or f"is nested more than {MAX_DEPTH} levels deep")]
+        for key, child in _children(value):
+            if not isinstance(key, str | int) or (isinstance(value, Mapping) and not isinstance(key, str)):
+                return [Problem(loc, f"has the name {_show(key)}, which is not text; put it in quotes")]
+            pending.append((child, (*loc, key)))
+    return [Problem((), f"the description has more than {MAX_VALUES} values")]
+
+
+def in_spec(error: ValidationError, spec: Mapping[str, Any]) -> list[Problem]:
+    """pydantic's findings in our words; paths as the user wrote them."""
+    return [_translated(dict(found), spec) for found in error.errors(include_url=False)]
+
+
+def fields(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
+    """Names of a model's fields as files have them → the model inside, if there is one."""
+    return {info.alias or name: _model_in(info.annotation) for name, info in model.model_fields.items()}
+
+
+def _full(problem: Problem, places: Mapping[Loc, str]) -> str:
+    where = _nearest_place(problem.loc, places)
+    separator = "" if not problem.loc or re.match(r"(is|has|must|holds)\b", problem.sentence) else ":"
+    text = f"{path(problem.loc)}{separator} {problem.sentence}".strip()
+    text = _short((f"{where}: " if where else "") + text.rstrip("."), _MAX_SENTENCE)
+    return text if text.endswith("?") else f"{text}."
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str:
+    return suggest(word, choices).replace(" Did you", "; did you")
+
+
+def _nearest_place(loc: Loc, places: Mapping[Loc, str]) -> str:
+    candidates = (loc[:length] for length in range(len(loc), -1, -1))
+    return next((places[candidate] for candidate in candidates if candidate in places), "")
+
+
+def _not_plain(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"must be a finite number, not {value}"
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        return "is a number far too large"
+    if isinstance(value, str) and (re.search("[\x00\ud800-\udfff]", value)):
+        return "holds a character that no text can have (a NUL or half a surrogate pair)"
+    if value is None or isinstance(value, bool | int | float | str | Mapping | list | tuple):
+        return ""
+    return f"must be text, a number, true, false, a list or a mapping, not {type(value).__name__}"
+
+
+def _children(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _translated(found: dict[str, Any], spec: Mapping[str, Any]) -> Problem:
+    kind, value = found["type"], found["input"]
+    loc: Loc = ("spec", *_as_written(found["loc"], spec))
+    if kind == "extra_forbidden":
+        return unknown(loc, fields(_model_at(loc[1:-1])))
+    if kind == "missing":
+        return Problem(loc, "is missing", f"Add it: {_description(loc[1:])}")
+    context: dict[str, Any] = found.get("ctx", {})
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        nearest = _nearest(str(value), choices)
+        return Problem(loc, f"is {_show(value)}, which is not one of {', '.join(choices)}{nearest}")
+    if value is None:
+        return Problem(loc, "is empty; fill it in or take it out")
+    if kind == "value_error":
+        return Problem(loc, str(context["error"]))
+    quote = "; put it in quotes" if isinstance(value, bool | int | float) else ""
+    sentence = _SENTENCES.get(kind, "does not take the value {value}")
+    return Problem(loc, sentence.format(**{**context, "value": _show(value), "quote": quote}))
+
+
+def _as_written(loc: Loc, spec: Any) -> Loc:
+    """As far as the user's own data goes: `workers: -1` has no replicas that could be named. The last part may lack."""
+    for index, part in enumerate(loc):
+        try:
+            spec = spec[part]
+        except (KeyError, IndexError, TypeError):
+            return loc[: index + 1] if isinstance(spec, Mapping) and isinstance(part, str) else loc[:index]
+    return loc
+
+
+def _model_at(loc: Loc) -> type[BaseModel]:
+    model: type[BaseModel] = ClusterSpec
+    for part in loc:
+        model = (fields(model).get(part) or model) if isinstance(part, str) else model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for model in map(_model_in, get_args(annotation)) if model), None)
+
+
+def _description(loc: Loc) -> str:
+    infos = _model_at(loc[:-1]).model_fields.values()
+    return next((info.description or "" for info in infos if info.alias == loc[-1]), "a value is needed there.")
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list | tuple) else _short(repr(value), 60)
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 40]} … {text[-37:]}"

@@ -1,0 +1,356 @@
+"""What must hold when things go wrong, on real processes. The toy engine makes each case quick; the contract of
+oars.testing repeats the important ones on the real engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from oars import Cluster
+from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
+from oars.places.ledger import read_book, write_book, write_json
+from oars.places.local import process
+from oars.places.local.store import ClusterDir
+from oars.spec.status import Phase
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def toy() -> Iterator[Cluster]:
+    with Cluster("toy", workers=2, name="demo", timeout="60s") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def directory(own_state: Path) -> ClusterDir:
+    return ClusterDir(own_state / "clusters/demo")
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> float:
+    """How long it took; an error if it took too long."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, "the condition did not come true in time"
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+def pids(cluster: Cluster) -> dict[str, int | None]:
+    return {member.id: member.pid for member in cluster.members()}
+
+
+def kill(pid: int | None) -> None:
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def keeper_pid(directory: ClusterDir) -> int:
+    for pid in process.all_pids():
+        command = (process.PROC / str(pid) / "cmdline").read_bytes() if process.start_of(pid) else b""
+        if b"oars.keeper" in command and command.rstrip(b"\0").endswith(str(directory.path).encode()):
+            return pid
+    raise AssertionError("there is no keeper")
+
+
+def start_script(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+
+
+class TestHealing:
+    def test_a_killed_worker_is_replaced_and_the_reason_shown(self, toy: Cluster) -> None:
+        before = pids(toy)
+        kill(before["worker-1"])
+        until(lambda: pids(toy)["worker-1"] not in (None, before["worker-1"]))
+        status = toy.wait(timeout="10s")
+        member = next(m for m in status.members if m.id == "worker-1")
+        assert member.phase is Phase.READY and "SIGKILL" in member.reason
+        (cause,) = toy.why()
+        assert cause.reason == "Replaced" and "worker-1 was killed by SIGKILL" in cause.message
+        assert pids(toy)["worker-0"] == before["worker-0"]
+
+    def test_a_killed_head_comes_back_at_the_same_address_with_all_workers(self, toy: Cluster) -> None:
+        before, address = pids(toy), toy.address
+        kill(before["head"])
+        until(lambda: pids(toy).get("head") not in (None, before["head"]))
+        toy.wait(timeout="20s")
+        assert toy.address == address
+        assert set(toy.client().workers()) == {"worker-0", "worker-1"}
+        assert not set(pids(toy).values()) & set(before.values())
+
+    def test_one_that_dies_at_once_backs_off_and_degrades_the_cluster(self) -> None:
+        spec = {"engine": "toy", "workers": 2, "options": {"crash": "3"}}
+        with Cluster(_spec(spec), timeout="60s") as cluster:
+            cluster.scale(4)
+            with pytest.raises(StartFailed, match="dies again and again") as caught:
+                cluster.wait(timeout="30s")
+            assert "missing_thing" in str(caught.value) and "packages" in caught.value.hint
+            status = cluster.status()
+            assert status.phase is Phase.DEGRADED and status.reason == "CrashLoop"
+            assert status.ready == 3
+            cluster.scale(3)
+            assert cluster.wait(timeout="20s").phase is Phase.READY
+
+    def test_a_cluster_that_cannot_start_says_why_and_is_taken_away(self, own_state: Path) -> None:
+        with pytest.raises(StartFailed) as caught:
+            Cluster(_spec({"engine": "toy", "workers": 2, "options": {"crash": "0"}}), timeout="60s")
+        assert "worker-0 dies again and again" in caught.value.message
+        assert any("missing_thing" in line for line in caught.value.details)
+        assert list((own_state / "clusters").iterdir()) == []
+
+    def test_a_wait_that_ends_in_vain_says_what_it_waited_for(self) -> None:
+        spec = _spec({"engine": "toy", "workers": [{"replicas": 1, "env": {"TOY_WAIT": "60"}}]})
+        with pytest.raises(OarsError) as caught:
+            Cluster(spec, timeout="3s")
+        assert caught.value.exit_code == 4
+        assert "0 of 1 workers are ready" in caught.value.message and "worker-0" in caught.value.message
+        assert any("toy worker worker-0 starts" in line for line in caught.value.details)
+
+
+class TestScaling:
+    def test_what_the_victims_hold_is_still_there(self, toy: Cluster) -> None:
+        client = toy.client()
+        client.put("worker-0", "a")
+        client.put("worker-1", "b")
+        toy.scale(1)
+        toy.wait(timeout="10s")
+        (left,) = client.workers().values()
+        assert sorted(left["items"]) == ["a", "b"]
+
+    def test_a_worker_that_cannot_be_emptied_is_kept_until_forced(self, toy: Cluster) -> None:
+        client = toy.client()
+        for name in ("worker-0", "worker-1"):
+            client.put(name, "pinned")
+        toy.scale(1)
+        until(lambda: any("a pinned item" in cause.message for cause in toy.why()))
+        assert len(client.workers()) == 2
+        assert toy.status().groups[0].ready == 1
+        toy.scale(1, force=True)
+        toy.wait(timeout="10s")
+        assert len(client.workers()) == 1
+
+    def test_groups_scale_by_themselves(self) -> None:
+        spec = _spec({"engine": "toy", "workers": [{"replicas": 1}, {"name": "gpu", "replicas": 0}]})
+        with Cluster(spec, timeout="60s") as cluster:
+            cluster.scale(2, group="gpu")
+            assert {g.name: g.ready for g in cluster.wait(timeout="10s").groups} == {"default": 1, "gpu": 2}
+            assert {"gpu-0", "gpu-1", "worker-0"} <= set(pids(cluster))
+            with pytest.raises(NotFound, match="no worker group 'cpu'"):
+                cluster.scale(2, group="cpu")
+
+
+class TestOwners:
+    CODE = "from oars import Cluster; c = Cluster('toy', workers=2, name='demo', timeout='60s'); print('up', flush=True);"
+
+    def _run(self, then: str) -> subprocess.Popen[str]:
+        script = start_script(self.CODE + then)
+        assert script.stdout is not None and script.stdout.readline() == "up\n"
+        return script
+
+    def _all_gone(self, state: Path) -> bool:
+        marked = [pid for pid in process.all_pids() if str(state) in process.environment_of(pid).get("TMPDIR", "")]
+        return not marked and not list((state / "clusters").iterdir())
+
+    def test_a_killed_owner_leaves_nothing(self, own_state: Path) -> None:
+        with self._run("input()") as script:
+            script.kill()
+        assert until(lambda: self._all_gone(own_state), 10) < 10
+
+    @pytest.mark.parametrize("then", ["", "del c", "c.close()", "raise SystemExit(3)", "1/0"])
+    def test_every_way_out_stops_it(self, own_state: Path, then: str) -> None:
+        with self._run(then) as script:
+            script.communicate(timeout=60)
+        assert self._all_gone(own_state)
+
+    def test_ctrl_c_while_it_starts(self, own_state: Path) -> None:
+        script = start_script("from oars import Cluster; Cluster('toy', workers=2, name='demo', timeout='60s'); input()")
+        with script:
+            until(lambda: (own_state / "clusters/demo/cluster.json").exists())
+            script.send_signal(signal.SIGINT)
+            script.wait(30)
+        until(lambda: self._all_gone(own_state), 10)
+
+    def test_a_fork_of_the_owner_does_not_stop_it(self, own_state: Path) -> None:
+        fork = "import os; pid = os.fork();\nif pid == 0: raise SystemExit\nos.waitpid(pid, 0); print(c.status().phase, flush=True)"
+        with self._run(fork) as script:
+            assert script.stdout is not None and script.stdout.readline() == "Ready\n"
+            script.communicate(timeout=60)
+        assert self._all_gone(own_state)
+
+    def test_attach_from_another_process(self, toy: Cluster) -> None:
+        code = "from oars import Cluster; c = Cluster.attach('demo'); c.scale(3); print(c.wait().ready); c.close()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        assert done.stdout == "3\n"
+        assert toy.status().ready == 3
+        with pytest.raises(NotFound, match="no cluster 'dmeo'") as caught:
+            Cluster.attach("dmeo")
+        assert "demo" in caught.value.hint
+
+
+class TestKeeper:
+    def test_a_killed_keeper_changes_nothing_and_is_replaced_by_the_next_command(
+        self, toy: Cluster, directory: ClusterDir
+    ) -> None:
+        before, first = pids(toy), keeper_pid(directory)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: process.start_of(first) is None)
+        assert set(toy.client().workers()) == {"worker-0", "worker-1"}
+        assert pids(toy) == before
+        assert toy.status().phase is Phase.READY
+        assert keeper_pid(directory) != first
+
+    def test_what_died_while_no_keeper_was_there_is_healed(self, toy: Cluster, directory: ClusterDir) -> None:
+        before, first = pids(toy), keeper_pid(directory)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: process.start_of(first) is None)
+        kill(before["worker-0"])
+        assert toy.wait(timeout="20s").phase is Phase.READY
+        assert pids(toy)["worker-0"] != before["worker-0"]
+        assert pids(toy)["worker-1"] == before["worker-1"]
+
+    def test_its_memory_is_small(self, toy: Cluster, directory: ClusterDir) -> None:
+        text = (process.PROC / str(keeper_pid(directory)) / "status").read_text()
+        (line,) = (line for line in text.splitlines() if line.startswith("VmRSS"))
+        assert int(line.split()[1]) < 60 * 1024
+
+    def test_a_cluster_of_before_the_reboot_harms_nobody(self, toy: Cluster, directory: ClusterDir) -> None:
+        """A ledger of dead processes whose ids belong to strangers by now."""
+        stranger = subprocess.Popen(["sleep", "60"])
+        try:
+            _pretend_reboot(directory, stranger.pid, toy)
+            status = toy.status()
+            assert (status.phase, status.reason) == (Phase.STOPPED, "Rebooted")
+            toy.stop()
+            assert not directory.path.exists()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+    def test_a_reused_process_id_is_not_taken_for_a_member(self, toy: Cluster, directory: ClusterDir) -> None:
+        """The same, in the same boot: the id of a dead worker has gone to somebody else."""
+        first, victim = keeper_pid(directory), pids(toy)["worker-0"]
+        os.kill(first, signal.SIGKILL)
+        kill(victim)
+        stranger = subprocess.Popen(["sleep", "60"])
+        try:
+            book = read_book(directory.ledger_file)
+            entries = {m: replace(e, pid=stranger.pid) if e.pid == victim else e for m, e in book.entries.items()}
+            write_book(directory.ledger_file, replace(book, entries=entries))
+            toy.wait(timeout="20s")
+            assert pids(toy)["worker-0"] != stranger.pid
+            toy.close()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            stranger.wait()
+
+
+class TestManyAtOnce:
+    def test_thirty_clusters_six_at_a_time(self, own_state: Path) -> None:
+        ports: list[set[int]] = []
+        lock = threading.Lock()
+
+        def one(number: int) -> int:
+            with Cluster("toy", workers=2, name=f"c{number}", timeout="60s") as cluster:
+                book = read_book(own_state / f"clusters/c{number}/ledger.json")
+                claimed = [port for entry in book.entries.values() for port in entry.ports.values()]
+                assert len(claimed) == len(set(claimed))
+                with lock:
+                    ports.append(set(claimed))
+                return cluster.status().ready
+
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(one, range(30))) == [2] * 30
+        assert list((own_state / "clusters").iterdir()) == []
+
+    def test_of_two_with_the_same_name_one_wins(self, own_state: Path) -> None:
+        def attempt(_: int) -> Cluster | NameInUse:
+            try:
+                return Cluster("toy", workers=1, name="same", timeout="60s")
+            except NameInUse as error:
+                return error
+
+        with ThreadPoolExecutor(4) as pool:
+            results = list(pool.map(attempt, range(4)))
+        winners = [result for result in results if isinstance(result, Cluster)]
+        assert len(winners) == 1
+        winners[0].close()
+        assert [entry.name for entry in own_state.iterdir()] != [] and not list((own_state / "clusters").iterdir())
+
+
+class TestPrivacy:
+    def test_files_are_for_the_owner_only(self, toy: Cluster, own_state: Path) -> None:
+        for path in own_state.rglob("*"):
+            if not path.is_symlink() and not path.is_socket():
+                assert path.stat().st_mode & 0o077 == 0, f"{path} can be read by others"
+
+    def test_secrets_are_in_files_only(self, toy: Cluster, directory: ClusterDir) -> None:
+        token = (directory.secrets / "token").read_text()
+        for pid in pids(toy).values():
+            for name in ("cmdline", "environ"):
+                assert token.encode() not in (process.PROC / str(pid) / name).read_bytes()
+        others = [path for path in directory.path.rglob("*") if path.is_file() and path.parent != directory.secrets]
+        assert not [path for path in others if token in path.read_text(errors="replace")]
+
+
+class TestDisk:
+    def test_a_full_disk_is_told_and_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        small = tmp_path / "small"
+        small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=True)
+        try:
+            monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
+            (small / "filler").write_bytes(b"x" * 60 * 1024)
+            with pytest.raises(OarsError, match="No space left on device") as caught:
+                Cluster("toy", workers=1, name="demo", timeout="20s")
+            assert "Free some space" in caught.value.hint
+            assert not list((small / "state").glob("clusters/*"))
+        finally:
+            subprocess.run(["umount", str(small)], check=True)
+
+
+def test_logs_of_one_of_all_and_as_they_come(toy: Cluster) -> None:
+    assert toy.logs("worker-0") == "toy worker worker-0 starts"
+    assert "[head] toy head starts" in toy.logs()
+    lines = toy.logs("head", follow=True)
+    assert next(lines) == "toy head starts"
+    toy.client().workers()
+    assert any("GET /workers" in line for line in [next(lines) for _ in range(3)])
+    with pytest.raises(NotFound, match="no member 'worker-9'"):
+        toy.logs("worker-9")
+
+
+def _spec(data: dict[str, object]) -> object:
+    from oars.spec.load import build
+
+    return build(data).spec
+
+
+def _pretend_reboot(directory: ClusterDir, stranger: int, cluster: Cluster) -> None:
+    """Kill everything, then give the ledger another boot and a stranger's process id."""
+    os.kill(keeper_pid(directory), signal.SIGKILL)
+    for pid in pids_without_keeper(directory):
+        os.kill(pid, signal.SIGKILL)
+    intent = directory.read_intent()
+    write_json(directory.intent_file, asdict(replace(intent, boot="an-earlier-boot")))
+    book = json.loads(directory.ledger_file.read_text())
+    for entry in book["entries"]:
+        entry["pid"], entry["boot"] = stranger, "an-earlier-boot"
+    write_json(directory.ledger_file, book)
+
+
+def pids_without_keeper(directory: ClusterDir) -> list[int]:
+    mark = directory.read_intent().mark
+    return [found.identity.pid for found in process.marked(mark)]

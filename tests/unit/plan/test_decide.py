@@ -1,0 +1,203 @@
+"""decide, as tables: what is there and what shall be → the steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oars.model import (
+    HEAD,
+    Drain,
+    Ensure,
+    Failure,
+    Member,
+    MemberId,
+    MemberState,
+    MemberView,
+    Notes,
+    Observed,
+    Remove,
+    Retiring,
+    Role,
+    Step,
+    View,
+)
+from oars.plan import decide as module
+from oars.plan.decide import decide, ready, with_drained
+from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
+
+W0, W1, W2, W3 = (MemberId(f"worker-{n}") for n in range(4))
+
+
+def steps_of(observed: Observed, view: View | None = None, **wanted: object) -> tuple[Step, ...]:
+    return decide(replace(desired(), **wanted), observed, view or view_of(observed), NOW).steps  # type: ignore[arg-type]
+
+
+def names(step: Step) -> tuple[MemberId, ...]:
+    return step.members
+
+
+def test_from_nothing_everything_starts_at_once() -> None:
+    first, second = steps_of(Observed())
+    assert isinstance(first, Ensure) and names(first) == (HEAD,)
+    assert isinstance(second, Ensure) and names(second) == (W0, W1, W2)
+
+
+def test_at_rest_nothing_is_done() -> None:
+    observed = Observed((head(), worker(0), worker(1), worker(2)))
+    decision = decide(desired(), observed, view_of(observed), NOW)
+    assert decision.steps == ()
+    assert decision.notes == Notes()
+    assert decision.again_after == module.RESTING
+
+
+def test_missing_workers_get_the_lowest_free_names() -> None:
+    (step,) = steps_of(Observed((head(), worker(1))))
+    assert isinstance(step, Ensure) and set(names(step)) == {W0, W1, W2}
+
+
+def test_a_dead_worker_is_started_again_at_once_and_its_death_remembered() -> None:
+    dead = worker(1, MemberState.EXITED, reason="was killed by SIGKILL", tail=("last words",))
+    observed = Observed((head(), worker(0), dead, worker(2)))
+    decision = decide(desired(), observed, view_of(observed), NOW)
+    (step,) = decision.steps
+    assert isinstance(step, Ensure) and W1 in names(step)
+    failure = decision.notes.failures[W1]
+    assert (failure.count, failure.until, failure.reason, failure.tail) == (
+        1, NOW, "was killed by SIGKILL", ("last words",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("deaths", "pause"), [(1, 1.0), (2, 2.0), (3, 4.0), (6, 32.0), (7, 60.0), (30, 60.0)])
+def test_one_that_keeps_dying_waits_longer_each_time(deaths: int, pause: float) -> None:
+    before = Failure(deaths, NOW - 1, NOW - 1, "old", "ended")
+    dead = replace(worker(1, MemberState.EXITED), started=NOW - 0.5)
+    observed = Observed((head(), worker(0), dead, worker(2)), Notes(failures={W1: before}))
+    decision = decide(desired(), observed, view_of(observed), NOW)
+    assert decision.steps == ()
+    assert decision.notes.failures[W1].until == NOW + pause
+    later = replace(observed, notes=decision.notes)
+    (step,) = decide(desired(), later, view_of(later), NOW + pause).steps
+    assert isinstance(step, Ensure) and W1 in names(step)
+
+
+def test_after_a_good_while_deaths_are_counted_anew() -> None:
+    before = Failure(5, NOW - 100, NOW - 90, "old", "ended")
+    dead = replace(worker(1, MemberState.EXITED), started=NOW - module.STABLE - 1)
+    observed = Observed((head(), worker(0), dead, worker(2)), Notes(failures={W1: before}))
+    assert decide(desired(), observed, view_of(observed), NOW).notes.failures[W1].count == 1
+
+
+def test_deaths_long_past_are_forgotten() -> None:
+    old = Failure(1, NOW - module.REMEMBER - 1, 0.0, "1", "ended")
+    observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(failures={W1: old}))
+    assert decide(desired(), observed, view_of(observed), NOW).notes.failures == {}
+
+
+def test_a_lost_head_takes_its_workers_along() -> None:
+    observed = Observed((head(MemberState.EXITED), worker(0), worker(1), worker(2)))
+    decision = decide(desired(), observed, View(), NOW)
+    start, remove, again = decision.steps
+    assert isinstance(start, Ensure) and names(start) == (HEAD,)
+    assert isinstance(remove, Remove) and names(remove) == (W0, W1, W2) and remove.grace == 0.0
+    assert isinstance(again, Ensure) and set(names(again)) == {W0, W1, W2}
+    assert set(decision.notes.failures) == {HEAD}
+
+
+def test_workers_that_die_of_the_head_s_death_are_not_blamed() -> None:
+    observed = Observed((replace(head(), incarnation="9"), worker(0, MemberState.EXITED), worker(1)))
+    decision = decide(replace(desired(2)), observed, View(), NOW)
+    assert decision.notes.failures == {}
+    assert any(isinstance(step, Remove) and names(step) == (W1,) for step in decision.steps)
+
+
+def test_a_head_in_back_off_starts_nothing() -> None:
+    failure = Failure(4, NOW - 1, NOW + 3, "1", "ended")
+    observed = Observed((head(MemberState.EXITED),), Notes(failures={HEAD: failure}))
+    assert decide(desired(), observed, View(), NOW).steps == ()
+
+
+class TestScaleDown:
+    def test_drains_before_it_removes(self) -> None:
+        observed = Observed((head(), worker(0), worker(1), worker(2)))
+        decision = decide(desired(2), observed, view_of(observed), NOW)
+        assert decision.steps == (Drain((W2,)),)
+        waiting = replace(observed, notes=decision.notes)
+        assert decide(desired(2), waiting, view_of(waiting), NOW + 1).steps == (Drain((W2,)),)
+        drained = replace(observed, notes=with_drained(decision.notes, W2, True, "", NOW))
+        (remove,) = decide(desired(2), drained, view_of(drained), NOW + 2).steps
+        assert isinstance(remove, Remove) and names(remove) == (W2,) and remove.grace is None
+
+    def test_keeps_the_one_it_cannot_empty(self) -> None:
+        notes = with_drained(Notes(retiring={W2: Retiring(NOW)}), W2, False, "a pinned item", NOW)
+        observed = Observed((head(), worker(0), worker(1), worker(2)), notes)
+        decision = decide(desired(2), observed, view_of(observed), NOW + 1000)
+        assert decision.steps == (Drain((W2,)),)
+        assert decision.notes.retiring[W2].waits_for == "a pinned item"
+
+    @pytest.mark.parametrize(
+        ("views", "victim"),
+        [
+            ({}, W2),
+            ({W0: MemberView(True), W1: MemberView(True)}, W2),
+            ({W0: MemberView(True, held=5), W1: MemberView(True, held=1), W2: MemberView(True, held=9)}, W1),
+            ({W0: MemberView(True, idle=9.0), W1: MemberView(True), W2: MemberView(True)}, W0),
+            ({W0: MemberView(True), W1: MemberView(True), W2: MemberView(True)}, W2),
+        ],
+    )
+    def test_chooses_not_ready_then_least_data_then_idle_then_newest(
+        self, views: dict[MemberId, MemberView], victim: MemberId
+    ) -> None:
+        observed = Observed((head(), worker(0), worker(1), worker(2)))
+        decision = decide(desired(2), observed, View(up=True, members=views), NOW)
+        assert list(decision.notes.retiring) == [victim]
+
+    def test_the_dead_go_first_and_without_drain(self) -> None:
+        observed = Observed((head(), worker(0), worker(1, MemberState.EXITED), worker(2)))
+        (step,) = steps_of(observed, shape=desired(2).shape)
+        assert isinstance(step, Remove) and names(step) == (W1,)
+
+    def test_takes_back_who_is_still_in_service_when_more_are_wanted_again(self) -> None:
+        observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(retiring={W2: Retiring(NOW)}))
+        decision = decide(desired(3), observed, view_of(observed), NOW)
+        assert decision.steps == () and decision.notes.retiring == {}
+
+    def test_replaces_who_is_drained_already(self) -> None:
+        observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(retiring={W2: Retiring(NOW, drained=True)}))
+        steps = steps_of(observed)
+        ensure, remove = steps
+        assert isinstance(ensure, Ensure) and set(names(ensure)) == {W0, W1, W3}
+        assert isinstance(remove, Remove) and names(remove) == (W2,)
+
+    def test_a_group_that_is_gone_from_the_spec_is_drained_too(self) -> None:
+        stray = replace(worker(0), id=MemberId("gpu-0"), group="gpu")
+        observed = Observed((head(), worker(0), worker(1), worker(2), stray))
+        assert steps_of(observed) == (Drain((MemberId("gpu-0"),)),)
+
+
+def test_stopping_removes_everyone_together() -> None:
+    observed = Observed((head(), worker(0)))
+    (step,) = steps_of(observed, running=False)
+    assert isinstance(step, Remove) and set(names(step)) == {HEAD, W0} and step.grace is None
+    assert steps_of(Observed(), running=False) == ()
+
+
+def test_an_answer_about_an_older_incarnation_does_not_count() -> None:
+    observed = Observed((head(), replace(worker(0), incarnation="7")))
+    member = observed.members[1]
+    assert not ready(member, observed, View(up=True, members={W0: MemberView(True, incarnation="6")}))
+    assert ready(member, observed, View(up=True, members={W0: MemberView(True, incarnation="7")}))
+    assert ready(member, observed, View(up=True, members={W0: MemberView(True)}))
+
+
+def test_what_is_emptied_must_go_even_if_it_was_taken_back() -> None:
+    assert with_drained(Notes(), W0, True, "", NOW).retiring[W0].drained
+    assert with_drained(Notes(), W0, False, "x", NOW) == Notes()
+
+
+def test_places_that_heal_keep_workers_of_a_new_head() -> None:
+    workers: tuple[Member, ...] = (worker(0), worker(1), worker(2))
+    observed = Observed((replace(head(), incarnation="9"), *workers), heals=True)
+    assert steps_of(observed) == ()
+    assert all(ready(member, observed, view_of(observed)) for member in observed.members if member.role is Role.WORKER)

@@ -1,0 +1,109 @@
+"""status and why, as tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oars.model import HEAD, Failure, MemberId, MemberState, Notes, Observed, Retiring, View
+from oars.plan.status import status
+from oars.plan.why import explain
+from oars.spec.status import Phase, Status
+from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
+
+W0, W2 = MemberId("worker-0"), MemberId("worker-2")
+ALL = (head(), worker(0), worker(1), worker(2))
+
+
+def failure(count: int, *tail: str) -> Failure:
+    return Failure(count, NOW, NOW, "1", "was killed by SIGKILL", tail)
+
+
+def status_of(observed: Observed, view: View, running: bool = True) -> Status:
+    wanted = replace(desired(), running=running)
+    return status(wanted, observed, view, explain(wanted, observed, view), {"client": "toy://x"})
+
+
+@pytest.mark.parametrize(
+    ("observed", "up", "running", "phase", "reason"),
+    [
+        (Observed(), True, True, Phase.PENDING, ""),
+        (Observed((head(),)), False, True, Phase.STARTING, "HeadStarting"),
+        (Observed((head(), worker(0))), True, True, Phase.STARTING, ""),
+        (Observed(ALL), True, True, Phase.READY, ""),
+        (Observed(ALL, Notes(failures={W0: failure(1)})), True, True, Phase.READY, "Replaced"),
+        (Observed((head(), worker(0, MemberState.EXITED)), Notes(failures={W0: failure(1)})), True, True,
+         Phase.DEGRADED, "WorkerLost"),
+        (Observed((head(), worker(0, MemberState.EXITED)), Notes(failures={W0: failure(3)})), True, True,
+         Phase.DEGRADED, "CrashLoop"),
+        (Observed((head(MemberState.EXITED),), Notes(failures={HEAD: failure(1)})), False, True,
+         Phase.DEGRADED, "HeadLost"),
+        (Observed((head(MemberState.EXITED),), Notes(failures={HEAD: failure(3)})), False, True,
+         Phase.FAILED, "CrashLoop"),
+        (Observed((*ALL, worker(3)), Notes(retiring={MemberId("worker-3"): Retiring(NOW)})), True, True,
+         Phase.READY, "Draining"),
+        (Observed(ALL), True, False, Phase.STOPPING, "Stopping"),
+        (Observed(), True, False, Phase.STOPPED, ""),
+    ],
+)  # fmt: skip
+def test_phase_and_reason(observed: Observed, up: bool, running: bool, phase: Phase, reason: str) -> None:
+    found = status_of(observed, view_of(observed) if up else View(message="refused"), running)
+    assert (found.phase, found.reason) == (phase, reason)
+
+
+def test_the_json_form_is_the_contract() -> None:
+    data = status_of(Observed(ALL), view_of(Observed(ALL))).to_dict()
+    assert list(data) == ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members"]
+    assert data["endpoints"] == {"client": "toy://x", "dashboard": ""}
+    assert data["groups"] == [{"name": "default", "wanted": 3, "ready": 3}]
+    assert list(data["members"][1]) == ["id", "role", "group", "phase", "address", "pid", "reason"]
+    assert "members" not in status_of(Observed(ALL), View()).to_dict(members=False)
+
+
+def test_status_survives_the_way_through_json() -> None:
+    before = status_of(Observed(ALL), view_of(Observed(ALL)))
+    assert Status.from_dict(before.to_dict()) == before
+
+
+def test_a_replaced_member_still_says_what_became_of_the_one_before() -> None:
+    observed = Observed(ALL, Notes(failures={W0: failure(1)}))
+    found = {m.id: m for m in status_of(observed, view_of(observed)).members}
+    assert found["worker-0"].phase is Phase.READY
+    assert "SIGKILL" in found["worker-0"].reason
+
+
+def test_those_who_leave_do_not_count() -> None:
+    observed = Observed(ALL, Notes(retiring={W2: Retiring(NOW, waits_for="a task")}))
+    found = status_of(observed, view_of(observed))
+    assert found.groups[0].ready == 2
+    assert found.members[3].phase is Phase.STOPPING and found.members[3].reason == "a task"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "todo"),
+    [
+        ("ModuleNotFoundError: No module named 'pandas'", "a Python module is missing: pandas", "packages"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full", "Free"),
+        ("OSError: [Errno 98] Address already in use", "a port it needs is taken", "other program"),
+        ("MemoryError", "ran out of memory", "--memory"),
+        ("PermissionError: [Errno 13] Permission denied: '/data'", "may not read or write /data", "rights"),
+        ("something nobody has seen before", "was killed by SIGKILL", "oars logs"),
+    ],
+)
+def test_log_lines_are_understood(line: str, cause: str, todo: str) -> None:
+    observed = Observed((head(), worker(0, MemberState.EXITED)), Notes(failures={W0: failure(3, "noise", line)}))
+    (found, *_) = explain(desired(), observed, view_of(observed))
+    assert cause in found.message
+    assert todo in found.todo
+    assert found.lines == ("noise", line)
+
+
+def test_a_worker_that_is_kept_says_what_it_waits_for_and_how_to_force_it() -> None:
+    observed = Observed(ALL, Notes(retiring={W2: Retiring(NOW, waits_for="a pinned item")}))
+    (found,) = explain(desired(2), observed, view_of(observed))
+    assert "a pinned item" in found.message and "--force" in found.todo
+
+
+def test_nothing_to_explain_when_all_is_well() -> None:
+    assert explain(desired(), Observed(ALL), view_of(Observed(ALL))) == ()

@@ -1,0 +1,61 @@
+"""Quantities as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oars.spec import resources
+
+
+@pytest.mark.parametrize(
+    ("written", "amount"),
+    [
+        ("1Gi", 2**30),
+        ("512MB", 512 * 10**6),
+        ("2g", 2 * 10**9),
+        ("1.5Gi", 3 * 2**29),
+        (" 64 Mi ", 2**26),
+        (2**20, 2**20),
+        ("1024Ti", 2**50),
+    ],
+)
+def test_memory(written: object, amount: int) -> None:
+    assert resources.memory(written) == amount
+
+
+@pytest.mark.parametrize("written", ["", "Gi", "1Q", "-1Gi", "1", 0, -5, True, None, [], "2000Ti", "1e9", "1_000Mi"])
+def test_memory_refuses(written: object) -> None:
+    with pytest.raises(ValueError, match="memory"):
+        resources.memory(written)
+
+
+@pytest.mark.parametrize(("written", "amount"), [(2, 2.0), (0.5, 0.5), ("500m", 0.5), (" 4 ", 4.0), ("1.5", 1.5)])
+def test_cpu(written: object, amount: float) -> None:
+    assert resources.cpu(written) == amount
+
+
+@pytest.mark.parametrize("written", [0, -1, "0m", "x", "", None, True, "nan", "inf", 5000, [1]])
+def test_cpu_refuses(written: object) -> None:
+    with pytest.raises(ValueError, match="processors"):
+        resources.cpu(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [(90, 90.0), ("90s", 90.0), ("2m", 120.0), ("1h30m", 5400.0), ("250ms", 0.25), ("0", 0.0)]
+)
+def test_duration(written: object, seconds: float) -> None:
+    assert resources.duration(written) == seconds
+
+
+@pytest.mark.parametrize("written", [-1, "-1s", "1w", "1h 30m", "", None, True, "nan", "2000d"])
+def test_duration_refuses(written: object) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        resources.duration(written)
+
+
+@given(st.integers(min_value=2**20, max_value=resources.MAX_MEMORY))
+def test_shown_memory_is_near_and_readable_again(amount: int) -> None:
+    again = resources.memory(resources.show_memory(amount))
+    assert abs(again - amount) <= amount * 0.05
