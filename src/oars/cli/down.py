@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +13,10 @@ from oars.cli import fail, names, running, show
 from oars.cli.options import kept, quiet_option, timeout_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
-from oars.client.kept import Kept
 from oars.spec.resources import duration
+
+if TYPE_CHECKING:
+    from oars.client.kept import Kept
 
 
 @click.command()

@@ -66,6 +66,7 @@ def unexpected(error: Exception) -> int:
     if isinstance(error, OSError) and error.strerror:
         where = f": {error.filename}" if error.filename else ""
         say(f"{label('error:')} {error.strerror}{where}.")
+        say("`oars doctor` checks the directories that Oars uses.")
         return DENIED if isinstance(error, PermissionError) else 1
     what = " ".join(str(error).split())[:200]
     say(f"{label('error:')} {type(error).__name__}: {what}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +14,11 @@ from oars.cli.fail import say
 from oars.cli.options import kept
 from oars.cli.show import Column, output_option
 from oars.cli.status import workers
-from oars.client.kept import Kept
 from oars.places.local.store import empty_report
 from oars.spec.status import Phase, Status
+
+if TYPE_CHECKING:
+    from oars.client.kept import Kept
 
 ANSWER_SECONDS = 5.0  # a keeper answers in milliseconds; one that was gone needs a second to come back
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)

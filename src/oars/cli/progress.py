@@ -13,6 +13,7 @@ from typing import Self, TextIO
 from oars.cli.fail import say
 
 TICK = 0.1
+SILENCE = 0.3  # before anything is shown: what is over by then needs no progress, and bad input is refused by then
 LINE_SECONDS = 1.0  # off a terminal, at most one line in that time
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_FRAMES = "|/-\\"
@@ -52,16 +53,14 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is drawn; the live line is gone, the last plain line is there."""
+        """Nothing more is drawn, and the live line is gone."""
         self._done.set()
         if self._thread is None:
             return
         self._thread.join()
         self._thread = None
-        if self._live:
+        if self._live and self._shown:
             self._write(_CLEAR)
-        else:
-            self._print()
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -70,8 +69,10 @@ class Progress:
             say(text)
 
     def _draw(self) -> None:
+        self._done.wait(SILENCE)
         while not self._done.is_set():
             if self._live:
+                self._shown = self._text
                 self._write(self._line())
             elif time.monotonic() - self._last >= LINE_SECONDS:
                 self._print()

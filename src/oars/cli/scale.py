@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from oars.cli import running, status
 from oars.cli.options import name_argument, quiet_option, timeout_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
-from oars.client.cluster import AsyncCluster
-from oars.spec.status import Status
+
+if TYPE_CHECKING:
+    from oars.spec.status import Status
 
 
 @click.command()
@@ -21,21 +25,29 @@ from oars.spec.status import Status
 @timeout_option("2m")
 @output_option
 @quiet_option
-def scale(output: str, quiet: bool, no_wait: bool, timeout: str, **wanted: object) -> None:
+def scale(name: str, output: str, quiet: bool, no_wait: bool, **wanted: Any) -> None:
     """Change the number of workers and wait until it is so.
 
     Workers that go hand over what they hold first; one that cannot is kept, and `oars why` says what for.
     """
     with Progress(quiet=quiet) as progress:
-        found = running.run(_scale(progress, "" if no_wait else timeout, **wanted))  # type: ignore[arg-type]
+        found = running.run(_scale(name, Wanted(**wanted), progress, wait=not no_wait))
         progress.close()
-        status.emit_one(found, output)
+        status.emit_one(found, output, members=False)
 
 
-async def _scale(
-    progress: Progress, timeout: str, *, name: str, workers: int, group: str | None, force: bool
-) -> Status:
+@dataclass(frozen=True)
+class Wanted:
+    workers: int
+    group: str | None
+    force: bool
+    timeout: str
+
+
+async def _scale(name: str, wanted: Wanted, progress: Progress, *, wait: bool) -> Status:
+    from oars.client.cluster import AsyncCluster
+
     cluster = await AsyncCluster.attach(name, progress=progress)
-    progress(f"{name}: asking for {workers} workers")
-    await cluster.scale(workers, group=group, force=force)
-    return await cluster.wait(timeout=timeout) if timeout else await cluster.status()
+    progress(f"{name}: asking for {wanted.workers} workers")
+    await cluster.scale(wanted.workers, group=wanted.group, force=wanted.force)
+    return await cluster.wait(timeout=wanted.timeout) if wait else await cluster.status()

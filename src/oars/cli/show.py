@@ -68,8 +68,9 @@ def as_yaml(data: Any) -> str:
 
 
 def table(rows: Sequence[T], columns: Sequence[Column[T]], wide: bool) -> str:
-    """A header and a line per row. On a terminal the last column is cut to fit, unless it shall be wide."""
-    chosen = [column for column in columns if wide or not column.wide]
+    """A header and a line per row. Columns that say nothing are left out, and on a terminal the last one is cut to
+    fit, unless it shall be wide."""
+    chosen = [column for column in columns if wide or _tells(column, rows)]
     cells = [[_plain(column.value(row)) for column in chosen] for row in rows]
     lines = [[column.title for column in chosen], *cells]
     widths = [max(len(line[index]) for line in lines) for index in range(len(chosen))]
@@ -82,6 +83,10 @@ def phase(text: str) -> str:
     """In the colour of its meaning; stdout strips it where there is no terminal."""
     name = text.strip()
     return click.style(text, fg=PHASES[name]) if name in PHASES else text
+
+
+def _tells(column: Column[T], rows: Sequence[T]) -> bool:
+    return not column.wide and any(_plain(column.value(row)) != "-" for row in rows)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], paints: Sequence[Callable[[str], str]], room: int | None) -> str:

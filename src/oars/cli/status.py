@@ -30,15 +30,16 @@ def status(name: str, output: str) -> None:
     emit_one(running.run(kept().report(name)).status, output)
 
 
-def emit_one(found: Status, output: str) -> None:
-    show.emit(output, found.to_dict(), [found.name], lambda wide: _text(found, wide))
+def emit_one(found: Status, output: str, *, members: bool = True) -> None:
+    """All of it; the table's members may be left out where the cluster as a whole is of interest."""
+    show.emit(output, found.to_dict(), [found.name], lambda wide: _text(found, wide, members=members or wide))
 
 
 def workers(found: Status) -> str:
     return f"{found.ready}/{found.wanted}"
 
 
-def _text(found: Status, wide: bool) -> str:
+def _text(found: Status, wide: bool, *, members: bool) -> str:
     rows = {
         "Name": found.name,
         "Engine": f"{found.engine} on {found.place}",
@@ -49,7 +50,7 @@ def _text(found: Status, wide: bool) -> str:
         "Dashboard": found.endpoints.dashboard,
     }
     facts = "\n".join(f"{title + ':':<11}{value}" for title, value in rows.items() if value)
-    return f"{facts}\n\n{show.table(found.members, MEMBERS, wide)}" if found.members else facts
+    return f"{facts}\n\n{show.table(found.members, MEMBERS, wide)}" if found.members and members else facts
 
 
 def _phase(found: Status) -> str:

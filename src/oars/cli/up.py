@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import click
 
-from oars.base.errors import Interrupted
+from oars.base.errors import Interrupted, StartFailed, TimedOut
 from oars.cli import names, running, status
 from oars.cli.options import ClusterOptions, cluster_options, quiet_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
-from oars.client.cluster import AsyncCluster
-from oars.spec.status import Status
+
+if TYPE_CHECKING:
+    from oars.client.cluster import AsyncCluster
+    from oars.spec.status import Status
 
 
 @click.command()
@@ -26,16 +29,15 @@ def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> N
     It is ready when this returns; what fails to start is taken away again.
     """
     with Progress(quiet=quiet) as progress:
-        progress("reading what shall be started")
         cluster = options.cluster(name, progress=progress, tied=False)
         progress(f"{cluster.name}: starting")
         try:
             found = running.run(_start(cluster))
-        except Interrupted as error:
-            error.hint = f"The cluster {cluster.name!r} was not left behind."
+        except (Interrupted, StartFailed, TimedOut) as error:
+            error.hint = f"{error.hint} The cluster {cluster.name!r} was taken away again.".strip()
             raise
         progress.close()
-        status.emit_one(found, output)
+        status.emit_one(found, output, members=False)
         progress.say(_next(cluster.name, progress.elapsed))
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from oars.cli import running, show
 from oars.cli.options import kept, name_argument
 from oars.cli.show import output_option
-from oars.model import Cause
-from oars.places.local.store import Report
 from oars.spec.status import Phase
+
+if TYPE_CHECKING:
+    from oars.model import Cause
+    from oars.places.local.store import Report
 
 
 @click.command()

@@ -59,7 +59,7 @@ class Kept:
     """All clusters of this user that have keepers."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
-        self._settings = settings
+        self.settings = settings
         self._environ = environ
         self.store = Store(settings.state_dir)
         self.environments = Environments(settings.cache_dir / "envs")

@@ -9,11 +9,14 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
 from oars.engines.dask.texts import INSIDE, LAUNCH
 from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
-from oars.spec.cluster import ClusterSpec, WorkerGroup
+
+if TYPE_CHECKING:
+    from oars.spec.cluster import ClusterSpec, WorkerGroup
 
 HEAD_PORTS = (Port("client", 8786), Port("dashboard", 8787))
 # Read by launch.py: which incarnation a worker shall say it is, and where it sees that the scheduler is there.

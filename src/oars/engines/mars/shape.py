@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
 from oars.engines.mars.texts import INSIDE, LAUNCH
 from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
-from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
+
+if TYPE_CHECKING:  # this module is also imported where there is no pydantic
+    from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
 
 XORBITS = ("xorbits==0.8.2", "xoscar==0.4.6", "numpy<2", "pandas<2.3", "pyarrow<17", "setuptools<80")
 PYMARS_BUILD = ("setuptools<66", "wheel", "cython<3", "numpy<1.25", "pandas<1.6", "scipy<1.11", "cloudpickle<3")

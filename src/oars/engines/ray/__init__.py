@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from oars.engines.base import Engine, Wire
 from oars.engines.ray import live, shape
 from oars.model import Drained, MemberId, Needs, Shape, View
-from oars.spec.cluster import ClusterSpec
+
+if TYPE_CHECKING:  # the user's half also runs where there is no pydantic
+    from oars.spec.cluster import ClusterSpec
 
 
 class Ray:

@@ -3,10 +3,12 @@ where every member has an address of its own, plain `ray start` is run instead.
 
 What it changes, and why:
 - Everything stays on the loopback address. Ray takes that for a mistake and puts the machine's outer one in its place.
-- The head keeps its files in its own directory but knows it by a short name: Unix sockets have at most 107 characters.
-- Workers share the head's directory, as nodes of one machine do in Ray's own tests: one log monitor serves all. Names
-  in it carry the process id, because members that start at the same time would choose the same ones.
-- Nobody waits for the dashboard, and a worker notices at once that the head is there.
+- The directory goes by a short name: the path of a Unix socket has at most 107 characters.
+- Workers share the head's directory, as the nodes of one machine do in Ray's own tests: one log monitor serves all.
+  Names in it carry the process id, because members that start at the same time would choose the same ones.
+- A raylet joins before its agents run, and the head is there before its dashboard: their ports are known beforehand.
+- A worker notices at once that the head is there.
+- A head that comes back waits until those who knew the old one have given up (see linger).
 - SIGTERM ends it at once: whoever sends it has drained the node or has nothing to save.
 """
 
@@ -29,22 +31,42 @@ def main() -> None:
     from ray._raylet import Config
 
     Config.initialize("")  # it was filled when ray was imported, perhaps in a parent with another environment
-    address = option("--address")
+    directory = take_option("--temp-dir")
+    link = shorten(directory)
     stay_on_loopback()
-    do_not_wait_for_agents()
-    if address is None:
-        prepare_head()
-    else:
-        prepare_worker()
-        await_head(address)
     end_at_once()
+    name_by_process()
+    announce_agents()
+    address = find_option("--address")
+    if address is None:
+        linger(directory)
+        sys.argv.append(f"--temp-dir={link}")
+        put_off_dashboard()
+        change_parameters(ray_client_server_port=None)
+    else:
+        change_parameters(include_log_monitor=False)
+        await_head(address)
     scripts.main()
 
 
-def option(name: str) -> str | None:
-    """The value of an option of ours, always written as --name=value."""
+def find_option(name: str) -> str | None:
+    """The value of an option, always written as --name=value here."""
     values = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{name}=")]
     return values[-1] if values else None
+
+
+def take_option(name: str) -> str:
+    value = find_option(name)
+    sys.argv[:] = [word for word in sys.argv if not word.startswith(f"{name}=")]
+    return value or os.getcwd()
+
+
+def shorten(directory: str) -> str:
+    """A name in /tmp for the directory; whoever started us removes it."""
+    link = f"/tmp/oars-ray-{os.getpid()}-{secrets.token_hex(3)}"
+    os.symlink(directory, link)
+    os.environ["TMPDIR"] = link
+    return link
 
 
 def stay_on_loopback() -> None:
@@ -53,81 +75,100 @@ def stay_on_loopback() -> None:
     services.resolve_ip_for_localhost = lambda host: host
 
 
-def prepare_head() -> None:
-    link = f"/tmp/oars-ray-{os.getpid()}-{secrets.token_hex(3)}"
-    os.symlink(os.getcwd(), link)
-    sys.argv.append(f"--temp-dir={link}")
-    change_parameters(ray_client_server_port=None)
-    do_not_wait_for_dashboard()
+def end_at_once() -> None:
+    import ray._private.ray_constants as constants
+
+    constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
 
 
-def prepare_worker() -> None:
-    change_parameters(include_log_monitor=False)
-
-
-def change_parameters(**changes: Any) -> None:
-    """Set what the command line cannot say, on the way from it to the node."""
+def name_by_process() -> None:
     from ray._private.node import Node
 
-    start: Callable[..., None] = Node.__init__
     name: Callable[..., str] = Node._make_inc_temp
 
-    def changed_start(node: Any, parameters: Any, **options: Any) -> None:
-        for key, value in changes.items():
-            setattr(parameters, key, value)
-        start(node, parameters, **options)
-
-    def named_by_process(node: Any, suffix: str = "", prefix: str = "", directory_name: str | None = None) -> str:
+    def named(node: Any, suffix: str = "", prefix: str = "", directory_name: str | None = None) -> str:
         return name(node, suffix, f"{prefix}-{os.getpid()}", directory_name)
 
-    Node.__init__ = changed_start
-    Node._make_inc_temp = named_by_process
+    Node._make_inc_temp = named
 
 
-def do_not_wait_for_dashboard() -> None:
-    """Its address is known beforehand; announced, it counts as started. It takes longer than all the rest together."""
-    import ray._private.ray_constants as constants
-    import ray._private.services as services
-    from ray._raylet import GcsClient
-
-    start: Callable[..., Any] = services.start_api_server
-
-    def start_announced(wanted: bool | None, strict: bool, host: str, gcs: str, cluster: str, *rest: Any, **options: Any) -> Any:
-        client = GcsClient(address=gcs, cluster_id=cluster)
-        address = f"{host}:{options['port']}".encode()
-        client.internal_kv_put(constants.DASHBOARD_ADDRESS.encode(), address, True, constants.KV_NAMESPACE_DASHBOARD)
-        return start(wanted, strict, host, gcs, cluster, *rest, **options)
-
-    services.start_api_server = start_announced
-
-
-def do_not_wait_for_agents() -> None:
-    """A raylet joins the cluster when its agents have written down their ports, seconds later. Ours are known."""
-    import ray._raylet as names
+def announce_agents() -> None:
+    """A raylet joins when its agents, seconds after it, have written down which ports they took. Ours are given."""
+    import ray._raylet as raylet
     from ray._private.node import Node
 
     start: Callable[..., None] = Node.start_raylet
 
-    def start_with_ports(node: Any, *arguments: Any, **options: Any) -> None:
-        known = node._ray_params
+    def start_announced(node: Any, *arguments: Any, **options: Any) -> None:
+        given = node._ray_params
         ports = {
-            names.METRICS_AGENT_PORT_NAME: known.metrics_agent_port,
-            names.METRICS_EXPORT_PORT_NAME: known.metrics_export_port,
-            names.DASHBOARD_AGENT_LISTEN_PORT_NAME: known.dashboard_agent_listen_port,
-            names.RUNTIME_ENV_AGENT_PORT_NAME: known.runtime_env_agent_port,
+            raylet.METRICS_AGENT_PORT_NAME: given.metrics_agent_port,
+            raylet.METRICS_EXPORT_PORT_NAME: given.metrics_export_port,
+            raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME: given.dashboard_agent_listen_port,
+            raylet.RUNTIME_ENV_AGENT_PORT_NAME: given.runtime_env_agent_port,
         }
         for name, port in ports.items():
-            names.persist_port(node._session_dir, node._node_id, name, port)
+            raylet.persist_port(node._session_dir, node._node_id, name, port)
         start(node, *arguments, **options)
 
-    Node.start_raylet = start_with_ports
+    Node.start_raylet = start_announced
+
+
+def put_off_dashboard() -> None:
+    """The dashboard and the monitor are started after the raylet, and nobody waits for them: together they take longer
+    than all the rest. Without a dashboard Ray would still run its server, empty; we do not."""
+    import ray._private.ray_constants as constants
+    from ray._private.node import Node
+
+    start, dashboard, monitor = Node.__init__, Node.start_api_server, Node.start_monitor
+
+    def announce(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        node._webui_url = ""
+        if include_dashboard is not False:
+            node._webui_url = f"{node._ray_params.dashboard_host}:{node._ray_params.dashboard_port}"
+            name, place = constants.DASHBOARD_ADDRESS.encode(), constants.KV_NAMESPACE_DASHBOARD
+            node.get_gcs_client().internal_kv_put(name, node._webui_url.encode(), True, place)
+            name = b"webui:url"  # where workers look for it
+            node.get_gcs_client().internal_kv_put(name, node._webui_url.encode(), True, place)
+
+    def start_in_order(node: Any, parameters: Any, **options: Any) -> None:
+        start(node, parameters, **options)
+        if node._webui_url:
+            dashboard(node, include_dashboard=True, raise_on_failure=True)
+        monitor(node)
+
+    Node.__init__, Node.start_api_server, Node.start_monitor = start_in_order, announce, lambda node: None
+
+
+def change_parameters(**changes: Any) -> None:
+    """Set what the command line cannot say, on the way from there to the node."""
+    from ray._private.node import Node
+
+    start: Callable[..., None] = Node.__init__
+
+    def start_changed(node: Any, parameters: Any, **options: Any) -> None:
+        for key, value in changes.items():
+            setattr(parameters, key, value)
+        start(node, parameters, **options)
+
+    Node.__init__ = start_changed
+
+
+def linger(directory: str) -> None:
+    """Drivers of a head that died cannot work with the next one, but those that find it in time wait for ever. They
+    give up, with an error, when nobody has answered for as long as their environment says."""
+    seconds = float(os.environ.get("OARS_RAY_LINGER", "0"))
+    if seconds and os.path.lexists(os.path.join(directory, "session_latest")):
+        time.sleep(seconds)
 
 
 def await_head(address: str) -> None:
-    """Until the head has a raylet. Ray itself would ask once in two seconds, and give up after forty."""
+    """Until the head has a raylet. Ray itself would ask every two seconds, and give up after forty."""
     host, _, port = address.rpartition(":")
     wait_for(lambda: accepts(host, int(port)))
-    client = gcs_client(address)
+    from ray._raylet import GcsClient
+
+    client = GcsClient(address=address)
     wait_for(lambda: has_head(client))
 
 
@@ -135,7 +176,7 @@ def wait_for(there: Callable[[], bool]) -> None:
     deadline = time.monotonic() + HEAD_WAIT_SECONDS
     while not there():
         if time.monotonic() > deadline:
-            sys.exit(f"No head within {HEAD_WAIT_SECONDS:.0f} s.")
+            sys.exit(f"There was no head within {HEAD_WAIT_SECONDS:.0f} s.")
         time.sleep(POLL_SECONDS)
 
 
@@ -148,20 +189,9 @@ def accepts(host: str, port: int) -> bool:
     return True
 
 
-def gcs_client(address: str) -> Any:
-    from ray._raylet import GcsClient
-
-    return GcsClient(address=address)
-
-
 def has_head(client: Any) -> bool:
     return any(node.is_head_node for node in client.get_all_node_info(timeout=5).values())
 
 
-def end_at_once() -> None:
-    import ray._private.ray_constants as constants
-
-    constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
-
-
-main()
+if __name__ == "__main__":
+    main()

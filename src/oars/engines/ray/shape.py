@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
 from oars.engines.ray.texts import LAUNCH
 from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
-from oars.spec.cluster import ClusterSpec, WorkerGroup
+
+if TYPE_CHECKING:  # the user's half also runs where there is no pydantic
+    from oars.spec.cluster import ClusterSpec, WorkerGroup
 
 MEMBER_LABEL = "oars.dev/member"
 INCARNATION_LABEL = "oars.dev/incarnation"
@@ -41,12 +44,19 @@ PORT_OPTIONS = {
 # Read when the engine runs, so members and clusters that differ in them can be forked from one Python.
 LATE_ENV = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
-# How long a process of Ray waits for a head that is gone before it gives up. Ray's own minute would leave callers
-# hanging; the keeper has started a new head, with which the old processes cannot work, long before that.
-HEAD_LOST_SECONDS = 5
-QUIET = {
+# A driver ends itself, with an error, when the head is gone for this long (Ray's default: a minute). One that missed
+# the change of heads would wait for ever, so a new head keeps still for a little longer. Members wait longer: on
+# Kubernetes a first head may be slow, and on one machine the keeper replaces them at once.
+DRIVER_PATIENCE = 3
+NEW_HEAD_PAUSE = 5
+MEMBER_PATIENCE = 20
+PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+
+MEMBER_ENV = {
+    PATIENCE: str(MEMBER_PATIENCE),
+    "OARS_RAY_LINGER": str(NEW_HEAD_PAUSE),  # read by launch.py
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_gcs_rpc_server_reconnect_timeout_s": str(HEAD_LOST_SECONDS),
+    "SPT_NOENV": "1",  # renaming itself, a process of Ray would overwrite its environment, by which we know it
 }
 
 
@@ -95,13 +105,15 @@ def shape(spec: ClusterSpec) -> Shape:
 
 
 def _driver_env(spec: ClusterSpec) -> dict[str, str]:
-    """`ray.init()` finds the cluster. The last one keeps Ray from taking a loopback address for a mistake and calling
-    the machine's outer address instead, where nobody listens; Ray knows it under the name of the systems it is for."""
+    """`ray.init()` finds the cluster."""
     return {
-        **QUIET,
         **_auth(spec),
         "RAY_ADDRESS": "$(head.host):$(head.client)",
+        # Keeps Ray from taking a loopback address for a mistake and calling the machine's outer one, where nobody
+        # listens. It is named after the systems on which that is the default.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        PATIENCE: str(DRIVER_PATIENCE),
     }
 
 
@@ -119,7 +131,7 @@ def _head(spec: ClusterSpec) -> Group:
     arguments = [
         "--head",
         "--port=$(port.client)",
-        "--dashboard-host=$(host)",
+        "--dashboard-host=$(bind)",
         "--dashboard-port=$(port.dashboard)",
         f"--include-dashboard={'true' if spec.ray.dashboard else 'false'}",
         *_node(spec, resources, {}, "head"),
@@ -149,6 +161,7 @@ def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], gr
     ours = {MEMBER_LABEL: "$(member)", INCARNATION_LABEL: "$(incarnation)", GROUP_LABEL: group}
     yield "--node-ip-address=$(host)"
     yield "--node-name=$(member)"
+    yield "--temp-dir=$(dir)"
     yield "--labels=" + ",".join(f"{name}={value}" for name, value in {**labels, **ours}.items())
     for name, option in PORT_OPTIONS.items():
         yield f"{option}=$(port.{name})"
@@ -173,7 +186,7 @@ def _cpus(cpu: float) -> int:
 def _process(spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...]) -> Process:
     return Process(
         argv=("ray", "start", *arguments, "--disable-usage-stats", "--block"),
-        env={**QUIET, **_auth(spec), **spec.env, **env},
+        env={**MEMBER_ENV, **_auth(spec), **spec.env, **env},
         ports=ports,
         files={"launch.py": LAUNCH},
         entry="$(file.launch.py)",

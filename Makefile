@@ -1,0 +1,46 @@
+# Everything a fresh machine needs: Python 3.11+, make and the package registries.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+BIN := .venv/bin
+UNIT_SECONDS := 20
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check unit contract live bench clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.done ## make .venv with the project and its tools, so that .venv/bin/oars works
+
+.venv/.done: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Oars needs Python 3.11 or newer; $(PYTHON) is older. Set PYTHON=…" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --compile-bytecode -e '.[all]' --group dev
+	@touch $@
+
+demo: setup ## run the main job on all three engines
+	$(BIN)/python examples/demo/demo.py
+
+check: setup ## format, lint, types, import contracts
+	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup ## pure tests
+	$(BIN)/pytest tests/unit
+
+contract: setup ## each engine and each place against the contracts of oars.testing
+	$(BIN)/pytest tests/contract
+
+live: setup ## real engines as processes
+	$(BIN)/pytest tests/live
+
+test: setup check unit contract live ## set up and run every test
+
+bench: setup ## speed against what the engines' users have today; writes bench/results/*.json
+	$(BIN)/python -m bench
+
+clean: ## remove what setup made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

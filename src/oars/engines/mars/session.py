@@ -1,0 +1,89 @@
+"""The user's half: a Mars session, connected, and an executor. Imports xorbits or mars when it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+from oars.base.errors import ClusterLost, EngineMissing
+from oars.engines.base import Access
+from oars.engines.mars.executor import Desk, MarsExecutor
+
+HTTP_SECONDS = 10.0
+
+
+def connect(access: Access) -> Any:
+    """A session, made the default: xorbits.numpy, mars.tensor and the like run on it from now on."""
+    return _new_session(access, default=True)
+
+
+def disconnect(client: Any) -> None:
+    """Ends the session and frees what it holds in the cluster."""
+    if client.default is not None and client.default.session_id == client.session_id:
+        client.reset_default()
+    _delete(client.address, client.session_id)
+
+
+def executor(access: Access) -> Executor:
+    session = _new_session(access, default=False)
+    address, name = access.address, session.session_id
+    return MarsExecutor(Desk(session, _spawn(access), partial(_is_known, address, name), partial(_delete, address, name)))
+
+
+def _new_session(access: Access, default: bool) -> Any:
+    try:
+        if _distribution(access) == "pymars":
+            from mars.deploy.oscar.session import new_session
+        else:
+            import xorbits  # noqa: F401 (registers what its sessions need)
+            from xorbits._mars.deploy.oscar.session import new_session
+    except ImportError as error:
+        raise EngineMissing(
+            f"This Python cannot import {_distribution(access)}: {error}.",
+            f"Install it here, or use the cluster's own Python: oars shell {access.name}.",
+        ) from error
+    try:
+        return new_session(access.address, default=default)
+    except (OSError, TimeoutError) as error:
+        raise ClusterLost(f"The Mars cluster {access.name!r} at {access.address} does not answer: {error}.") from error
+
+
+def _spawn(access: Access) -> Any:
+    if _distribution(access) == "pymars":
+        from mars.remote import spawn
+    else:
+        from xorbits._mars.remote import spawn
+    return spawn
+
+
+def _distribution(access: Access) -> str:
+    return access.env.get("OARS_MARS_DISTRIBUTION", "xorbits")
+
+
+def _is_known(address: str, session: str) -> bool:
+    """A new supervisor at the same address knows nothing of older sessions."""
+    try:
+        sessions = json.loads(_request(address, "GET", "/api/session"))["sessions"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return False
+    return any(known["session_id"] == session for known in sessions)
+
+
+def _delete(address: str, session: str) -> None:
+    """Without Mars' own client: that would also drop the user's default session, and wait on a cluster that is gone."""
+    with contextlib.suppress(OSError, http.client.HTTPException):  # the cluster is gone, and the session with it
+        _request(address, "DELETE", f"/api/session/{session}")
+
+
+def _request(address: str, method: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=HTTP_SECONDS)
+    try:
+        connection.request(method, path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()

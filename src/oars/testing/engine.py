@@ -1,0 +1,194 @@
+"""What any engine must do on a real place. Subclass it; the cluster is started once for the class."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from oars import engines
+from oars.client.sync import Cluster
+from oars.places.local import process
+from oars.places.local.store import ClusterDir
+from oars.plan.fill import fill
+from oars.spec.load import build
+from oars.spec.status import Phase
+from oars.testing.driver import DriverProgram, run_driver
+from oars.testing.leaks import assert_nothing_left, files, listeners
+
+LOOPBACK = re.compile(r"0100007F:.*|0{24}01000000:.*|0{16}FFFF00000100007F:.*")
+
+EXECUTOR = """
+import concurrent.futures as cf, time, traceback
+import oars
+def boom(): raise ValueError("told you")
+if __name__ == "__main__":
+    ex = oars.executor()
+    assert ex.submit(pow, 2, 10).result(60) == 1024
+    assert list(ex.map(abs, [-1, -2, -3], timeout=60)) == [1, 2, 3]
+    futures = [ex.submit(str.upper, x) for x in "abc"]
+    assert sorted(f.result() for f in cf.as_completed(futures, timeout=60)) == ["A", "B", "C"]
+    done, pending = cf.wait(futures, timeout=60)
+    assert len(done) == 3 and not pending
+    error = ex.submit(boom).exception(60)
+    text = "".join(traceback.format_exception(error))
+    assert isinstance(error, ValueError) and "told you" in text and "boom" in text, text
+    waiting = [ex.submit(time.sleep, 1) for _ in range(12)]
+    assert waiting[-1].cancel() and waiting[-1].cancelled()
+    ex.shutdown(wait=True, cancel_futures=True)
+    assert all(f.done() for f in waiting)
+    assert any(f.cancelled() for f in waiting[1:-1])
+    try:
+        ex.submit(abs, 1)
+    except RuntimeError:
+        print("executor ok")
+"""
+
+
+class EngineContract:
+    """Fill in `spec` and the three programs; they run as drivers, with the engine's own words."""
+
+    spec: ClassVar[Mapping[str, Any]]
+    work: ClassVar[str]  # prints "result …"
+    hold: ClassVar[str]  # makes results on every worker: "held"; then after each line on stdin: checks them, "intact"
+    hang: ClassVar[str]  # a call that takes minutes: "started"; when it fails: "failed: …"
+    timeout: ClassVar[str] = "120s"
+
+    @pytest.fixture(scope="class")
+    def state(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        """A state directory for the class, and afterwards nothing left of what ran in it."""
+        state, before = tmp_path_factory.mktemp("contract") / "state", files()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OARS_STATE_DIR", str(state))
+            yield state
+        assert_nothing_left(state, before)
+
+    @pytest.fixture(scope="class")
+    def cluster(self, state: Path) -> Iterator[Cluster]:
+        data = {"workers": [{"replicas": 2, "cpu": 1, "memory": "1Gi"}], **self.spec}
+        with Cluster(build(data).spec, name="contract", timeout=self.timeout) as cluster:
+            yield cluster
+
+    def test_every_template_can_be_filled(self) -> None:
+        shape = engines.get(self.spec["engine"]).shape(build(dict(self.spec)).spec)
+        assert set(shape.endpoints) >= {"client"}
+        for group in (shape.head, *shape.workers):
+            values = _example_values(group.process, shape.head.process)
+            templates = [*group.process.argv, *group.process.env.values(), group.process.entry]
+            assert all(fill(text, values) for text in templates if text)
+
+    def test_shape_is_a_function_of_the_spec_alone(self) -> None:
+        engine, spec = engines.get(self.spec["engine"]), build(dict(self.spec)).spec
+        assert engine.shape(spec) == engine.shape(spec)
+
+    def test_every_worker_is_a_process_of_its_own(self, cluster: Cluster) -> None:
+        status = cluster.status()
+        assert status.phase is Phase.READY and status.ready == 2
+        pids = [member.pid for member in status.members]
+        assert len(set(pids)) == 3 and None not in pids
+
+    def test_the_engine_s_own_words_find_it(self, cluster: Cluster) -> None:
+        assert any(line.startswith("result") for line in run_driver(cluster, self.work))
+
+    def test_loopback_only(self, cluster: Cluster, state: Path) -> None:
+        mark = ClusterDir(state / "clusters/contract").read_intent().mark
+        addresses = listeners({found.identity.pid for found in process.marked(mark)})
+        assert addresses and all(LOOPBACK.fullmatch(address) for address in addresses), addresses
+
+    def test_secrets_are_in_private_files_only(self, cluster: Cluster, state: Path) -> None:
+        directory = ClusterDir(state / "clusters/contract")
+        secrets = [path.read_bytes().strip() for path in directory.secrets.iterdir() if path.name in ("token", "key.pem")]
+        for found in process.marked(directory.read_intent().mark):
+            for name in ("cmdline", "environ"):
+                data = _read(process.PROC / str(found.identity.pid) / name)
+                assert not any(secret in data for secret in secrets)
+        for path in [p for p in directory.path.rglob("*") if p.is_file() and not p.is_symlink()]:
+            assert path.stat().st_mode & 0o077 == 0 or "members" in path.parts, path
+            if path.parent != directory.secrets:
+                assert not any(secret in path.read_bytes() for secret in secrets), path
+
+    def test_executor(self, cluster: Cluster) -> None:
+        assert "executor ok" in run_driver(cluster, EXECUTOR)
+
+    def test_results_survive_scaling_down(self, cluster: Cluster) -> None:
+        """Either they are moved, or the worker is kept, and said so, until it is safe to remove."""
+        cluster.scale(3)
+        cluster.wait(timeout=self.timeout)
+        with DriverProgram(cluster, self.hold) as program:
+            program.expect("held")
+            cluster.scale(1)
+            _until(lambda: _settled(cluster) or any(c.todo for c in cluster.why() if c.reason == "Draining"), 60)
+            program.tell()
+            program.expect("intact")
+            program.tell("end")
+            program.expect("(end)")
+        _until(lambda: _settled(cluster), 60)
+        assert cluster.status().groups[0].wanted == 1
+        cluster.scale(2)
+        cluster.wait(timeout=self.timeout)
+        assert any(line.startswith("result") for line in run_driver(cluster, self.work))
+
+    def test_a_killed_worker_is_back_within_ten_seconds(self, cluster: Cluster) -> None:
+        before = _pids(cluster)
+        victim = next(name for name in before if name != "head")
+        seconds = _kill_and_wait(cluster, victim, before)
+        assert seconds < self.replace_seconds
+        assert any(victim in cause.message and "SIGKILL" in cause.message for cause in cluster.why())
+        assert any(line.startswith("result") for line in run_driver(cluster, self.work))
+
+    replace_seconds: ClassVar[float] = 10.0
+
+    def test_a_killed_head_is_back_and_calls_in_flight_fail(self, cluster: Cluster) -> None:
+        before, address = _pids(cluster), cluster.address
+        with DriverProgram(cluster, self.hang) as program:
+            program.expect("started")
+            _kill_and_wait(cluster, "head", before)
+            program.expect("failed", 90)
+        assert cluster.address == address
+        assert any(line.startswith("result") for line in run_driver(cluster, self.work))
+
+
+def _settled(cluster: Cluster) -> bool:
+    status = cluster.status()
+    return status.phase is Phase.READY and len(status.members) == 1 + status.wanted
+
+
+def _pids(cluster: Cluster) -> dict[str, int | None]:
+    return {member.id: member.pid for member in cluster.members()}
+
+
+def _kill_and_wait(cluster: Cluster, victim: str, before: dict[str, int | None]) -> float:
+    pid = before[victim]
+    assert pid is not None
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    _until(lambda: _pids(cluster).get(victim) not in (None, pid), 30)
+    cluster.wait(timeout="90s")
+    return time.monotonic() - start
+
+
+def _until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)  # asking is the only way to know
+
+
+def _example_values(mine: Any, head: Any) -> dict[str, str]:
+    words = ("host", "bind", "head.host", "member", "incarnation", "dir", "pid")
+    values = dict.fromkeys(words, "x") | {f"port.{port.name}": "1" for port in mine.ports}
+    values |= {f"head.{port.name}": "1" for port in head.ports} | {f"file.{name}": "x" for name in mine.files}
+    return values | {f"secret.{name}": "x" for name in ("token", "ca.pem", "cert.pem", "key.pem")}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has just ended

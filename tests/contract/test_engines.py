@@ -1,0 +1,133 @@
+"""Each engine against the contract, as real processes. The programs are what a user of that engine would write."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from oars.testing import EngineContract
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+
+class TestDask(EngineContract):
+    spec: ClassVar[dict[str, Any]] = {"engine": "dask"}
+    work = """
+from distributed import Client
+if __name__ == "__main__":
+    with Client() as client:
+        print("result", client.submit(sum, range(10)).result(timeout=60))
+"""
+    hold = """
+from distributed import Client
+def make(number): return bytes([number % 256]) * 1_000_000
+if __name__ == "__main__":
+    with Client() as client:
+        workers = list(client.scheduler_info()["workers"])
+        held = [client.submit(make, n, workers=[workers[n % len(workers)]], pure=False) for n in range(12)]
+        client.gather(client.map(len, held))
+        assert len({w for ws in client.who_has(held).values() for w in ws}) == len(workers)
+        print("held", flush=True)
+        input()
+        client.run_on_scheduler(lambda dask_scheduler: None)
+        assert all(f.status == "finished" for f in held)
+        assert client.gather(held) == [make(n) for n in range(12)]
+        print("intact", flush=True)
+        input()
+"""
+    hang = """
+import time
+from distributed import Client
+if __name__ == "__main__":
+    client = Client()
+    future = client.submit(time.sleep, 600)
+    print("started", flush=True)
+    try:
+        future.result()
+    except BaseException as error:
+        print("failed:", type(error).__name__, error, flush=True)
+"""
+
+
+class TestRay(EngineContract):
+    spec: ClassVar[dict[str, Any]] = {"engine": "ray"}
+    work = """
+import ray
+ray.init(log_to_driver=False)
+print("result", ray.get(ray.remote(sum).remote(range(10)) if False else ray.remote(lambda: sum(range(10))).remote(), timeout=60))
+"""
+    hold = """
+import ray
+ray.init(log_to_driver=False)
+@ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")
+def make(number): return bytes([number]) * 2_000_000
+held = [make.remote(n) for n in range(9)]
+ray.wait(held, num_returns=9, timeout=60, fetch_local=False)
+print("held", flush=True)
+input()
+assert [len(x) for x in ray.get(held, timeout=60)] == [2_000_000] * 9
+print("intact", flush=True)
+del held
+input()
+"""
+    hang = """
+import time
+import ray
+ray.init(log_to_driver=False)
+waiting = ray.remote(lambda: time.sleep(600)).remote()
+print("started", flush=True)
+try:
+    ray.get(waiting)
+except BaseException as error:
+    print("failed:", type(error).__name__, error, flush=True)
+"""
+
+
+class Mars(EngineContract):
+    timeout = "180s"
+    tensor: ClassVar[str]
+    remote: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        cls.work = f"""
+import oars
+import {cls.tensor} as mt
+session = oars.connect()
+a = mt.ones((4, 3))
+print("result", mt.inner(a, a).sum().execute().fetch())
+"""
+        cls.hold = f"""
+import oars
+import {cls.tensor} as mt
+session = oars.connect()
+held = mt.random.rand(1200, 1200, chunk_size=300).execute()
+total = held.fetch().sum()
+print("held", flush=True)
+input()
+assert held.fetch().sum() == total
+print("intact", flush=True)
+del held
+input()
+"""
+        cls.hang = f"""
+import time
+import oars
+import {cls.remote} as mr
+session = oars.connect()
+print("started", flush=True)
+try:
+    mr.spawn(time.sleep, args=(600,)).execute()
+except BaseException as error:
+    print("failed:", type(error).__name__, error, flush=True)
+"""
+
+
+class TestXorbits(Mars):
+    spec: ClassVar[dict[str, Any]] = {"engine": "mars"}
+    tensor, remote = "xorbits._mars.tensor", "xorbits._mars.remote"
+
+
+class TestPymars(Mars):
+    spec: ClassVar[dict[str, Any]] = {"engine": "mars", "mars": {"distribution": "pymars"}}
+    tensor, remote = "mars.tensor", "mars.remote"

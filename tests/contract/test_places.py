@@ -1,0 +1,64 @@
+"""Each place against the contract."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from oars import engines
+from oars.model import Desired, MemberId
+from oars.places.base import Place
+from oars.places.local.place import LocalPlace
+from oars.places.local.process import boot_id
+from oars.places.local.store import ClusterDir, Intent, Store
+from oars.plan.desired import desired
+from oars.spec.cluster import ClusterSpec
+from oars.testing import PlaceContract
+
+SPEC = ClusterSpec.model_validate({"engine": "toy", "workers": 2})
+
+
+class TestLocal(PlaceContract):
+    @pytest.fixture(autouse=True)
+    def _state(self, own_state: Path) -> None:
+        self.state = own_state
+
+    def place(self) -> AbstractAsyncContextManager[tuple[Place, Desired]]:
+        return self._opened()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[tuple[Place, Desired]]:
+        intent = Intent("demo", SPEC.model_dump(), sys.executable, "mark", time.time(), boot=boot_id(), cwd=os.getcwd())
+        directory = Store(self.state).create(intent, {"token": b"x"})
+        wanted = desired("demo", SPEC, engines.get("toy"))
+        first = self._new(directory, intent, wanted)
+        self.places = [first]
+        try:
+            yield first, wanted
+        finally:
+            for place in self.places:
+                await place.close()
+                await place.sweep_all()
+
+    def _new(self, directory: ClusterDir, intent: Intent, wanted: Desired) -> LocalPlace:
+        path = (*intent.import_path, os.environ["PYTHONPATH"])
+        intent = Intent(**{**intent.__dict__, "import_path": path})
+        return LocalPlace(directory, intent, wanted.shape.head, os.environ, lambda: None)
+
+    async def reopen(self, place: Place) -> Place:
+        directory = Store(self.state).cluster("demo")
+        wanted = desired("demo", SPEC, engines.get("toy"))
+        self.places.append(self._new(directory, directory.read_intent(), wanted))
+        return self.places[-1]
+
+    async def kill(self, place: Place, member: MemberId) -> None:
+        found = (await place.observe()).member(member)
+        assert found is not None and found.pid is not None
+        os.kill(found.pid, signal.SIGKILL)
