@@ -12,11 +12,11 @@ from oars.cli import show
 from oars.cli.fail import say
 from oars.cli.options import kept
 from oars.cli.show import Column, output_option
+from oars.envs.cache import EnvInfo
 from oars.spec.resources import show_memory
 
 if TYPE_CHECKING:
     from oars.client.kept import Kept
-    from oars.envs.cache import EnvInfo
 
 COLUMNS = (
     Column[EnvInfo]("KEY", lambda e: e.key),

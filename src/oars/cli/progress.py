@@ -62,6 +62,10 @@ class Progress:
         if self._live and self._shown:
             self._write(_CLEAR)
 
+    def again(self) -> Progress:
+        """A fresh one, for what comes after the first was closed."""
+        return Progress(quiet=self._quiet, stream=self._stream)
+
     def say(self, text: str) -> None:
         """A line that stays."""
         self.close()

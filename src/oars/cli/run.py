@@ -49,12 +49,13 @@ def run(script: str, args: tuple[str, ...], options: ClusterOptions, quiet: bool
     oars run --engine ray train.py --epochs 3          all after SCRIPT is the script's
     oars run train.py --engine ray -- --workers 8      or options after SCRIPT, up to --
     """
-    path = _check_script(script)
+    home = _home(script)
     with Progress(quiet=quiet) as progress:
-        cluster = options.cluster(progress=progress, tied=True, modules=str(path.parent))
+        cluster = options.cluster(progress=progress, tied=True, modules=str(home))
         progress(f"{cluster.name}: starting")
         driver = _Driver(cluster, progress, [script, *args])
-        return running.run(driver.run(), again=driver.kill)
+        code = running.run(driver.run(), driver.told)
+    return code
 
 
 class _Driver:
@@ -76,7 +77,9 @@ class _Driver:
     async def _stop(self) -> None:
         """The script's result counts, even if the cluster goes slowly; its keeper sees to the rest."""
         try:
-            await self._cluster.stop()
+            with self._progress.again() as progress:
+                progress(f"{self._cluster.name}: stopping")
+                await self._cluster.stop()
         except OarsError as error:
             self._progress.say(f"warning: {error.message}")
 
@@ -105,21 +108,24 @@ class _Driver:
                     await process.wait()
                     return
 
-    def kill(self) -> None:
-        """Ctrl-C again: no more waiting."""
-        if self._process is not None:
+    def told(self, count: int) -> None:
+        """Of a signal. Ctrl-C again: no more waiting for the script."""
+        if self._process is None:
+            self._progress(f"{self._cluster.name}: stopping")
+        elif count > 1:
             _send(self._process, signal.SIGKILL)
 
 
-def _check_script(script: str) -> Path:
-    path = Path(script).absolute()
+def _home(script: str) -> Path:
+    """The directory whose modules Python will import for this script; the workers shall find them too."""
+    path = Path(os.path.realpath(script))
     if not path.exists():
         raise NotFound(f"There is no script {script!r}.", "Check the path; it is relative to the current directory.")
     if path.is_dir() and not (path / "__main__.py").is_file():
         raise UsageError(f"{script!r} is a directory, not a script.", "Name a Python file.")
     if not os.access(path, os.R_OK):
         raise Denied(f"The script {script!r} may not be read.", "Check its owner and its mode.")
-    return path
+    return path if path.is_dir() else path.parent
 
 
 def _told_by_terminal() -> bool:

@@ -15,27 +15,26 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE = 3  # signals, until we go at once; the keeper then ends what we leave
 
 
-def nothing() -> None:
-    """What to do at a second signal: go on with cleaning up."""
+def unmoved(count: int) -> None:
+    """What a command does at a signal besides being cancelled: nothing."""
 
 
-def run(work: Coroutine[Any, Any, T], again: Callable[[], None] = nothing) -> T:
-    """The result. The first Ctrl-C (or SIGTERM, or the terminal's end) cancels; the next ones call `again`."""
-    return asyncio.run(_guarded(work, again))
+def run(work: Coroutine[Any, Any, T], told: Callable[[int], None] = unmoved) -> T:
+    """The result. The first Ctrl-C (or SIGTERM, or the terminal's end) cancels; `told` hears how many there were."""
+    return asyncio.run(_guarded(work, told))
 
 
-async def _guarded(work: Coroutine[Any, Any, T], again: Callable[[], None]) -> T:
+async def _guarded(work: Coroutine[Any, Any, T], told: Callable[[int], None]) -> T:
     task = asyncio.ensure_future(work)
     received: list[signal.Signals] = []
 
     def on(number: signal.Signals) -> None:
         received.append(number)
+        if len(received) > PATIENCE:
+            os._exit(128 + number)
         if len(received) == 1:
             task.cancel()
-        elif len(received) <= PATIENCE:
-            again()
-        else:
-            os._exit(128 + number)
+        told(len(received))
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:

@@ -32,7 +32,7 @@ def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> N
         cluster = options.cluster(name, progress=progress, tied=False)
         progress(f"{cluster.name}: starting")
         try:
-            found = running.run(_start(cluster))
+            found = running.run(_start(cluster), lambda _: progress(f"{cluster.name}: stopping"))
         except (Interrupted, StartFailed, TimedOut) as error:
             error.hint = f"{error.hint} The cluster {cluster.name!r} was taken away again.".strip()
             raise

@@ -61,7 +61,8 @@ class EngineContract:
     timeout: ClassVar[str] = "120s"
 
     @pytest.fixture(scope="class")
-    def state(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    @classmethod
+    def state(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         """A state directory for the class, and afterwards nothing left of what ran in it."""
         state, before = tmp_path_factory.mktemp("contract") / "state", files()
         with pytest.MonkeyPatch.context() as patch:
@@ -70,9 +71,10 @@ class EngineContract:
         assert_nothing_left(state, before)
 
     @pytest.fixture(scope="class")
-    def cluster(self, state: Path) -> Iterator[Cluster]:
-        data = {"workers": [{"replicas": 2, "cpu": 1, "memory": "1Gi"}], **self.spec}
-        with Cluster(build(data).spec, name="contract", timeout=self.timeout) as cluster:
+    @classmethod
+    def cluster(cls, state: Path) -> Iterator[Cluster]:
+        data = {"workers": [{"replicas": 2, "cpu": 1, "memory": "1Gi"}], **cls.spec}
+        with Cluster(build(data).spec, name="contract", timeout=cls.timeout) as cluster:
             yield cluster
 
     def test_every_template_can_be_filled(self) -> None:

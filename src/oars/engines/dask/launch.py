@@ -7,12 +7,15 @@ What it adds, and why:
   sleep ever longer between tries.
 - A worker tells the scheduler which incarnation of its name it is.
 - A worker that grows beyond its memory ends itself, as the nanny would end it; spilling and pausing come first.
+- A worker closes on SIGTERM, running tasks or not, within seconds. Dask's own way waits for them, and for ever if the
+  scheduler ends in the same moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,6 +25,7 @@ from typing import Any
 HEAD_WAIT_SECONDS = 60.0  # then Dask's own patience takes over
 POLL_SECONDS = 0.02
 MEMORY_SECONDS = 0.2
+CLOSE_SECONDS = 3.0
 OUT_OF_MEMORY = 137  # what a shell reports for a process that the kernel killed
 
 
@@ -48,6 +52,7 @@ async def prepare_worker(worker: Any) -> None:
     incarnation = os.environ["OARS_INCARNATION"]
     worker.startup_information["oars"] = lambda _: {"incarnation": incarnation}
     watch_memory(worker)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close, worker)
     host, _, port = os.environ["OARS_HEALTH"].rpartition(":")
     deadline = time.monotonic() + HEAD_WAIT_SECONDS
     while not await answers(host, int(port)) and time.monotonic() < deadline:
@@ -67,6 +72,13 @@ async def answers(host: str, port: int) -> bool:
         return False
     finally:
         writer.close()
+
+
+def close(worker: Any) -> None:
+    last_resort = threading.Timer(CLOSE_SECONDS, os._exit, (0,))
+    last_resort.daemon = True
+    last_resort.start()
+    worker.closing_on_signal = asyncio.ensure_future(worker.close(executor_wait=False, reason="SIGTERM"))
 
 
 def watch_memory(worker: Any) -> None:

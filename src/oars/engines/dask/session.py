@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
+PAUSE_PER_CALL, LONGEST_PAUSE = 25e-6, 0.25
 
 
 def connect(access: Access) -> Client:
@@ -178,8 +179,10 @@ class DaskExecutor(Executor):
             self._fail(future, remote)
 
     async def _fetch(self) -> None:
-        await asyncio.sleep(0)
         while self._finished:
+            # Fetching a result costs the workers more than computing a small one; so the more there are to come, the
+            # more are fetched together.
+            await asyncio.sleep(min(LONGEST_PAUSE, len(self._open) * PAUSE_PER_CALL))
             batch, self._finished = self._finished, []
             remote = {future: self._open.get(future) for future in batch}
             wanted = {future: result for future, result in remote.items() if result is not None}

@@ -3,13 +3,14 @@ together once they prove short, because a task costs Mars tens of milliseconds w
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,7 @@ class Desk:
 
     session: Any
     spawn: Callable[..., Any]
+    workers: Callable[[], Mapping[str, float]]  # address → processors, of all that are ready; raises OSError
     alive: Callable[[], bool]  # whether the cluster still knows the session
     close: Callable[[], None]
 
@@ -68,8 +70,9 @@ class MarsExecutor(Executor):
         self._closed = False
         self._lost: ClusterLost | None = None
         self._pace: float | None = None  # seconds a call takes, lately
-        self._slots = 1
-        self._slots_asked = -math.inf
+        self._workers: Mapping[str, float] = {}
+        self._workers_asked = -math.inf
+        self._loads: Counter[str] = Counter()
         _allow_connections(desk.session)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -110,28 +113,40 @@ class MarsExecutor(Executor):
 
     def _width(self) -> int:
         """How many parcels may be under way: enough that no processor waits for the next one."""
-        return min(MOST_PARCELS, 2 * self._slots)
+        return min(MOST_PARCELS, max(1, math.ceil(2 * sum(self._workers.values()))))
 
     def _work(self) -> None:
         try:
-            self._count_slots()
+            self._meet_workers()
             while parcel := self._take():
                 self._perform(parcel)
-                self._count_slots()
+                self._meet_workers()
         finally:
             with self._idle:
                 self._idle.notify_all()
             self._end_session()
 
-    def _count_slots(self) -> None:
+    def _meet_workers(self) -> None:
         with self._lock:
-            if time.monotonic() - self._slots_asked < REFRESH_SECONDS:
+            if time.monotonic() - self._workers_asked < REFRESH_SECONDS:
                 return
-            self._slots_asked = time.monotonic()
+            self._workers_asked = time.monotonic()
+        with contextlib.suppress(OSError):  # the parcels will tell
+            self._workers = self._desk.workers()
+
+    @contextlib.contextmanager
+    def _seat(self) -> Iterator[str | None]:
+        """The worker with the least to do. Left to itself, Mars would send everything that comes alone to the same one."""
+        with self._lock:
+            worker = min(self._workers, key=lambda name: self._loads[name] / self._workers[name], default=None)
+            if worker is not None:
+                self._loads[worker] += 1
         try:
-            self._slots = max(1, int(self._desk.session.get_total_n_cpu()))
-        except Exception:  # noqa: BLE001 (whatever Mars raises: the parcels will tell)
-            return
+            yield worker
+        finally:
+            with self._lock:
+                if worker is not None:
+                    self._loads[worker] -= 1
 
     def _take(self) -> list[Call]:
         """The next calls to send; none: this thread is done."""
@@ -175,15 +190,22 @@ class MarsExecutor(Executor):
     def _send(self, payload: bytes) -> bytes:
         deadline = time.monotonic() + WORKER_SECONDS
         while True:
-            # The random name keeps Mars from taking two equal calls for one.
-            remote = self._desk.spawn(_runner(), args=(payload, uuid.uuid4().hex))
             try:
-                self._desk.session.execute(remote, show_progress=False)
-                return bytes(self._desk.session.fetch(remote))
+                with self._seat() as worker:
+                    return self._run_at(worker, payload)
             except Exception as error:
+                # Mars says so before it runs anything: it can be tried again.
                 if type(error).__name__ not in WAITING_FOR_WORKERS or time.monotonic() > deadline:
                     raise
             time.sleep(0.5)
+            self._workers_asked = -math.inf
+            self._meet_workers()
+
+    def _run_at(self, worker: str | None, payload: bytes) -> bytes:
+        # The random name keeps Mars from taking two equal calls for one.
+        remote = self._desk.spawn(_runner(), args=(payload, uuid.uuid4().hex), expect_worker=worker)
+        self._desk.session.execute(remote, show_progress=False)
+        return bytes(self._desk.session.fetch(remote))
 
     def _fail(self, parcel: list[Call], error: Exception) -> None:
         lost = self._explain(error)

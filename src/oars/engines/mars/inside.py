@@ -1,45 +1,295 @@
-"""Pages that Oars adds to the supervisor's web server: who is there, and who is to go. Loaded by launch.py in the
+"""Pages that Oars adds to the supervisor's web server: who is there, and who is to leave. Loaded by launch.py in the
 supervisor's process: standard library and Mars only, nothing of Oars.
 
-    GET  /api/oars/nodes    who is there, in a few bytes each
+    GET  /api/oars/nodes                                         who is there, a few bytes each
+    POST /api/oars/nodes   {"STOPPED": {address: who}, …}        set the status of those that are who we think they are
+    POST /api/oars/leave   {"workers": […], "force": bool}       → {address: what it waits for; "" when it may go}
+
+Mars has the parts of a drain (its autoscaler, which no deployment of Mars' own can use) but moves data under running
+tasks, which then miss it. So a worker leaves in this order: it gets no new work; what runs on it ends; tasks that began
+before and may need what it holds end; what is left (results that sessions keep) is copied to others, with all that Mars
+knows of it; readers that still come to it finish.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import itertools
 import json
 import sys
 import time
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tornado.web import RequestHandler
 
 MARS = "xorbits._mars" if "xorbits" in sys.modules else "mars"
-WORKER = 1
+FORGOTTEN = 10.0  # seconds after which a worker that nobody asks to leave any more goes back to work
+SLACK = 1.0  # seconds for which a task that has just begun may still have been planned with the worker
+READ_SECONDS = 3.0  # how long the data of a worker that is otherwise free to go stay, for those who still read them
 
 
 def mars(module: str) -> Any:
     return importlib.import_module(f"{MARS}.{module}")  # noqa: TID251 (a script of its own, not part of the package)
 
 
-class Nodes(RequestHandler):
+async def api(name: str, *arguments: Any) -> Any:
+    """One of Mars' service APIs, such as "cluster.ClusterAPI"."""
+    module, _, cls = name.rpartition(".")
+    return await getattr(mars(f"services.{module}"), cls).create(*arguments)
+
+
+class Page(RequestHandler):
     def initialize(self, supervisor_addr: str) -> None:
         self.address = supervisor_addr
 
+    def body(self) -> Any:
+        return json.loads(self.request.body)
+
+
+class Nodes(Page):
     async def get(self) -> None:
-        api = await mars("services.cluster").ClusterAPI.create(self.address)
-        infos = await api.get_nodes_info(env=True, detail=True, resource=True, exclude_statuses=set())
+        await take_back(self.address)
+        infos = await node_infos(self.address)
         now = time.time()
-        self.write(json.dumps({address: node(info, now) for address, info in infos.items()}))
+        self.write(json.dumps({address: describe(info, now) for address, info in infos.items()}))
+
+    async def post(self) -> None:
+        infos = await node_infos(self.address)
+        for status, wanted in self.body().items():
+            for address, who in wanted.items():
+                if address in infos and who_is(infos[address]) == who:
+                    await set_status(self.address, address, status, who)
+        self.write("{}")
 
 
-def node(info: dict[str, Any], now: float) -> dict[str, Any]:
-    command = info["env"].get("command_line", [])
+class Leave(Page):
+    async def post(self) -> None:
+        request = self.body()
+        answers = {worker: await leave(self.address, worker, request["force"]) for worker in request["workers"]}
+        self.write(json.dumps(answers))
+
+
+# nodes
+
+
+async def node_infos(supervisor: str) -> dict[str, Any]:
+    cluster = await api("cluster.ClusterAPI", supervisor)
+    infos = await cluster.get_nodes_info(env=True, detail=True, resource=True, exclude_statuses=set())
+    return dict(infos)
+
+
+def describe(info: dict[str, Any], now: float) -> dict[str, Any]:
+    slots = info["detail"].get("slot", {}).values()
     return {
-        "who": command[1] if len(command) > 1 else "",
+        "who": who_is(info),
         "status": info["status"].name,
         "age": max(0.0, now - info["update_time"]),
+        "busy": sum(bool(slot["subtask_id"]) for band in slots for slot in band),
+        "held": held(info),
     }
 
 
-web_handlers = {"/api/oars/nodes": Nodes}
+def who_is(info: dict[str, Any]) -> str:
+    """launch.py puts it into the command line, which every node tells."""
+    command = info["env"].get("command_line", [])
+    return str(command[1]) if len(command) > 1 else ""
+
+
+def held(info: dict[str, Any]) -> int:
+    bands = info["detail"].get("storage", {}).values()
+    return sum(int(level["size_used"] or 0) for band in bands for level in band.values())
+
+
+async def set_status(supervisor: str, node: str, status: str, who: str) -> None:
+    cluster = await api("cluster.ClusterAPI", supervisor)
+    roles = mars("services.core").NodeRole
+    role = roles.SUPERVISOR if who.startswith("head:") else roles.WORKER
+    await cluster.set_node_status(node, role, mars("services.cluster.core").NodeStatus[status])
+
+
+# leaving
+
+
+@dataclass
+class Leaving:
+    """A worker that was asked to go."""
+
+    since: float
+    asked: float
+    who: str
+    waits_for: str = "it has just been asked"
+    moved: float = 0.0
+    step: asyncio.Task[str] | None = field(default=None, repr=False)
+
+
+LEAVING: dict[str, Leaving] = {}
+
+
+async def leave(supervisor: str, worker: str, force: bool) -> str:
+    """Takes the worker a step further; what it still waits for."""
+    now = time.time()
+    infos = await node_infos(supervisor)
+    if worker not in infos:
+        return ""
+    who = who_is(infos[worker])
+    leaving = LEAVING.get(worker)
+    if leaving is None or leaving.who != who:
+        leaving = LEAVING[worker] = Leaving(now, now, who)
+    leaving.asked = now
+    if infos[worker]["status"].name == "READY":
+        leaving.since = now
+        await set_status(supervisor, worker, "STOPPING", who)
+        await (await resources(supervisor)).refresh_bands()
+    if force:
+        return ""
+    if leaving.step is None:
+        leaving.step = asyncio.ensure_future(empty(supervisor, worker, leaving))
+    await asyncio.wait([leaving.step], timeout=0.5)
+    if leaving.step.done():
+        leaving.waits_for = outcome(leaving.step)
+        leaving.step = None
+    return leaving.waits_for
+
+
+def outcome(step: asyncio.Task[str]) -> str:
+    error = step.exception()
+    return step.result() if error is None else f"its data to be moved ({type(error).__name__}: {error})"
+
+
+async def take_back(supervisor: str) -> None:
+    """Whoever wanted it gone has changed his mind."""
+    for worker, leaving in list(LEAVING.items()):
+        if time.time() - leaving.asked > FORGOTTEN and leaving.step is None:
+            del LEAVING[worker]
+            info = (await node_infos(supervisor)).get(worker)
+            if info is not None and info["status"].name == "STOPPING" and who_is(info) == leaving.who:
+                await set_status(supervisor, worker, "READY", leaving.who)
+
+
+async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:
+    """One try to get it empty; what that waits for."""
+    sessions = [info.session_id for info in await (await api("session.SessionAPI", supervisor)).get_sessions()]
+    await rebalance(supervisor, sessions)
+    bands = [(worker, band) for band in (await node_infos(supervisor))[worker]["resource"]]
+    if await busy(supervisor, bands):
+        return "the work that runs on it to end"
+    if not await stores(bands):
+        return ""
+    older = await older_tasks(supervisor, sessions, leaving.since + SLACK)
+    if older:
+        return f"{older} running task{'s' if older > 1 else ''} that may need what it holds"
+    for session in sessions:
+        chunks = await held_chunks(supervisor, session, bands)
+        if chunks:
+            await move(supervisor, session, chunks)
+            leaving.moved = time.time()
+    # Whoever learnt where the data were before they moved may still be reading them.
+    if time.time() - leaving.moved < READ_SECONDS and await busy(supervisor, None):
+        return "the last readers of what it held"
+    return ""
+
+
+async def busy(supervisor: str, bands: list[tuple[str, str]] | None) -> bool:
+    """Whether anything runs on these bands; None: anywhere."""
+    used = await (await resources(supervisor)).get_used_resources()
+    return bool(used) if bands is None else any(band in used for band in bands)
+
+
+async def stores(bands: list[tuple[str, str]]) -> bool:
+    """Whether a worker holds anything at all, also what only a running task knows of."""
+    manager = mars("services.storage.core").DataManagerActor
+    ref = await oscar().actor_ref(manager.default_uid(), address=bands[0][0])
+    levels = mars("storage").StorageLevel.__members__.values()
+    return any([await ref.list(level, band) for _, band in bands for level in levels])
+
+
+async def resources(supervisor: str) -> Any:
+    manager = mars("services.scheduling.supervisor").GlobalResourceManagerActor
+    return await oscar().actor_ref(manager.default_uid(), address=supervisor)
+
+
+def oscar() -> Any:
+    return importlib.import_module("xoscar" if MARS != "mars" else "mars.oscar")  # noqa: TID251
+
+
+async def rebalance(supervisor: str, sessions: list[str]) -> None:
+    """What was queued for it goes to others. Mars does so when the worker stops taking work, but what comes to the
+    queue in that very moment would stay there for ever."""
+    queueing = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor
+    for session in sessions:
+        ref = await oscar().actor_ref(queueing.gen_uid(session), address=supervisor)
+        await ref.balance_queued_subtasks()
+        await ref.submit_subtasks()
+
+
+async def older_tasks(supervisor: str, sessions: list[str], moment: float) -> int:
+    count = 0
+    for session in sessions:
+        results = await (await api("task.TaskAPI", session, supervisor)).get_task_results()
+        count += sum(task.status.name != "terminated" and (task.start_time or 0.0) <= moment for task in results)
+    return count
+
+
+async def held_chunks(supervisor: str, session: str, bands: list[tuple[str, str]]) -> list[tuple[str, tuple[str, str]]]:
+    """(chunk, band) of all that a session has on these bands."""
+    meta = await api("meta.MetaAPI", session, supervisor)
+    return [(key, band) for band in bands for key in await meta.get_band_chunks(band)]
+
+
+# moving
+
+
+async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str, str]]]) -> None:
+    """Copies what nobody else has, then strikes the worker off the list of those who have it."""
+    meta = await api("meta.MetaAPI", session, supervisor)
+    ready = await (await api("cluster.ClusterAPI", supervisor)).get_all_bands()
+    turns = {name: itertools.cycle([band for band in ready if band[1] == name]) for _, (_, name) in chunks}
+    for key, band in chunks:
+        known = await meta.get_chunk_meta(key, fields=["bands"], error="ignore")
+        if known is None or band not in known["bands"]:
+            continue  # freed meanwhile
+        holder = next((other for other in known["bands"] if other in ready), None)
+        if holder is None:
+            holder = next(turns[band[1]], None)
+            await copy(session, key, band, holder)
+            await meta.add_chunk_bands(key, [holder])
+        await copy_description(session, key, band[0], holder[0])
+        await meta.remove_chunk_bands(key, [band])
+
+
+async def copy(session: str, key: str, source: tuple[str, str], target: tuple[str, str] | None) -> None:
+    if target is None:
+        raise RuntimeError("there is no other worker to take them")
+    storage = await api("storage.StorageAPI", session, target[0], target[1])
+    await storage.fetch(key, band_name=source[1], remote_address=source[0])
+    await storage.unpin(key, error="ignore")
+
+
+async def copy_description(session: str, key: str, source: str, target: str) -> None:
+    """Shape, types and so on, which only the worker that made a chunk knows; Mars asks the first that holds it."""
+    described = await (await worker_meta(session, source)).get_meta(key, error="ignore")
+    if described is not None:
+        await (await worker_meta(session, target)).set_meta(key, rebuild(described))
+
+
+async def worker_meta(session: str, worker: str) -> Any:
+    manager = mars("services.meta.worker.core").WorkerMetaStoreManagerActor
+    ref = await oscar().actor_ref(manager.default_uid(), address=worker)
+    return await ref.new_session_meta_store(session)
+
+
+def rebuild(described: dict[str, Any]) -> Any:
+    """Mars takes its descriptions apart when it sends them; this puts one together again."""
+    mars("services.meta.metas")
+    pending = [mars("services.meta.core")._ChunkMeta]
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        if {part.name for part in fields(cls)} == described.keys():
+            return cls(**described)
+    raise RuntimeError(f"no description with {', '.join(described)} is known")
+
+
+web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/leave": Leave}

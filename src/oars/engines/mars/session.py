@@ -32,7 +32,15 @@ def disconnect(client: Any) -> None:
 def executor(access: Access) -> Executor:
     session = _new_session(access, default=False)
     address, name = access.address, session.session_id
-    return MarsExecutor(Desk(session, _spawn(access), partial(_is_known, address, name), partial(_delete, address, name)))
+    return MarsExecutor(
+        Desk(
+            session=session,
+            spawn=_spawn(access),
+            workers=partial(_workers, address),
+            alive=partial(_is_known, address, name),
+            close=partial(_delete, address, name),
+        )
+    )
 
 
 def _new_session(access: Access, default: bool) -> Any:
@@ -63,6 +71,15 @@ def _spawn(access: Access) -> Any:
 
 def _distribution(access: Access) -> str:
     return access.env.get("OARS_MARS_DISTRIBUTION", "xorbits")
+
+
+def _workers(address: str) -> dict[str, float]:
+    """The processors of every worker that takes work."""
+    try:
+        nodes = json.loads(_request(address, "GET", "/api/cluster/nodes?role=1&resource=1"))["nodes"]
+    except (http.client.HTTPException, ValueError, KeyError) as error:
+        raise OSError(f"{address} does not say who works for it: {error}") from error
+    return {name: sum(band.get("cpu_total", 0.0) for band in node["resource"].values()) for name, node in nodes.items()}
 
 
 def _is_known(address: str, session: str) -> bool:

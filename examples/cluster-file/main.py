@@ -1,0 +1,13 @@
+"""A cluster described in a file, with two groups of workers; tasks that need a big one say so."""
+
+from distributed import Client, get_worker
+
+
+def where() -> str:
+    return str(get_worker().name)
+
+
+if __name__ == "__main__":
+    with Client() as client:
+        places = [client.submit(where, resources={"BIG": 1}, pure=False).result() for _ in range(3)]
+        print("big tasks ran on", *sorted(set(places)))

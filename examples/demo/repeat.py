@@ -1,0 +1,12 @@
+"""Do an example's work again and again until standard input ends: something to scale under."""
+
+import runpy
+import select
+import sys
+
+if __name__ == "__main__":
+    work = runpy.run_path(sys.argv[1])["work"]
+    while True:
+        print(work(), flush=True)
+        if select.select([sys.stdin], [], [], 0)[0]:
+            break

@@ -1,0 +1,18 @@
+"""An inner product of two large tensors of ones, with Mars (xorbits). Run it with:
+
+    oars run examples/mars-inner/main.py --engine mars --workers 3
+"""
+
+import oars
+import xorbits._mars.tensor as mt
+
+
+def work() -> str:
+    oars.connect()  # finds the cluster it was started for
+    a = mt.ones((2000, 2000), chunk_size=1000)
+    product = mt.inner(a, a).execute().fetch()
+    return f"{product.shape[0]}x{product.shape[1]} of {product.max():.0f}"
+
+
+if __name__ == "__main__":
+    print(work())

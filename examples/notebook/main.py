@@ -1,0 +1,14 @@
+"""What one would type into a notebook: a cluster as an object, its engine's own client, and a change of size.
+Run it with a Python that has the engine: pip install oars[dask]."""
+
+from oars import Cluster
+
+if __name__ == "__main__":
+    with Cluster("dask", workers=2, memory="1Gi") as cluster:
+        client = cluster.client()
+        held = client.map(lambda n: n * n, range(100))
+        cluster.scale(3)
+        cluster.wait(3)
+        cluster.scale(1)  # what the others hold moves first
+        cluster.wait()
+        print(sum(client.gather(held)), cluster.status().ready)
