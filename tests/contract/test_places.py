@@ -18,6 +18,7 @@ from oars.places.base import Place
 from oars.places.local.place import LocalPlace
 from oars.places.local.process import boot_id
 from oars.places.local.store import ClusterDir, Intent, Store
+from oars.plan.codec import dump_shape
 from oars.plan.desired import desired
 from oars.spec.cluster import ClusterSpec
 from oars.testing import PlaceContract
@@ -35,7 +36,8 @@ class TestLocal(PlaceContract):
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[Place, Desired]]:
-        intent = Intent("demo", SPEC.model_dump(), sys.executable, "mark", time.time(), boot=boot_id(), cwd=os.getcwd())
+        shape = dump_shape(engines.get("toy").shape(SPEC))
+        intent = Intent("demo", SPEC.model_dump(), shape, sys.executable, "mark", time.time(), boot=boot_id())
         directory = Store(self.state).create(intent, {"token": b"x"})
         wanted = desired("demo", SPEC, engines.get("toy"))
         first = self._new(directory, intent, wanted)

@@ -112,7 +112,7 @@ class TestHealing:
     def test_a_wait_that_ends_in_vain_says_what_it_waited_for(self) -> None:
         spec = _spec({"engine": "toy", "workers": [{"replicas": 1, "env": {"TOY_WAIT": "60"}}]})
         with pytest.raises(OarsError) as caught:
-            Cluster(spec, timeout="3s")
+            Cluster(spec, timeout="8s")
         assert caught.value.exit_code == 4
         assert "0 of 1 workers are ready" in caught.value.message and "worker-0" in caught.value.message
         assert any("toy worker worker-0 starts" in line for line in caught.value.details)

@@ -20,19 +20,21 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, SpecError
 from oars.base.settings import Settings
 from oars.base.words import suggest
 from oars.client.machine import check_fits, total_memory
-from oars.engines.base import Access, Engine
+from oars.engines.base import Access
 from oars.envs.build import Environments
 from oars.model import HEAD
 from oars.places.ledger import read_book
 from oars.places.local.process import boot_id, identify
 from oars.places.local.store import ClusterDir, Intent, Report, Store, empty_report
 from oars.places.local.values import member_values
+from oars.plan.codec import dump_shape, load_shape
 from oars.plan.desired import default_memory
 from oars.plan.fill import fill, fill_mapping
 from oars.secure.certs import cluster_certificates
@@ -80,12 +82,13 @@ class Kept:
         self.store.open()
         env = self.environments.prepare(spec.engine, engine.needs(spec), spec.environment.packages, progress)
         owner = identify(os.getpid()) if tied else None
+        shape = engine.shape(spec)
         intent = Intent(
-            name=name, spec=spec.model_dump(mode="json", by_alias=True), python=str(env.python),
-            mark=secrets.token_hex(16), created=time.time(), owner=owner, boot=boot_id(),
+            name=name, spec=_dump(spec), shape=dump_shape(shape), drain_seconds=spec.drain.timeout,
+            python=str(env.python), mark=secrets.token_hex(16), created=time.time(), owner=owner, boot=boot_id(),
             cwd=os.getcwd(), import_path=self._import_path(modules),
         )  # fmt: skip
-        directory = self.store.create(intent, _make_secrets(name, engine.shape(spec).secrets))
+        directory = self.store.create(intent, _make_secrets(name, shape.secrets))
         self._start_keeper(directory)
 
     def _import_path(self, modules: str | None) -> tuple[str, ...]:
@@ -198,7 +201,8 @@ class Kept:
         except ValueError as error:
             raise SpecError(f"{replicas} is not a number of workers.", "Give a whole number, 0 or more.") from error
         check_fits(changed, total_memory())
-        directory.change_intent(spec=changed.model_dump(mode="json", by_alias=True), force=force)
+        shape = engines.get(changed.engine).shape(changed)
+        directory.change_intent(spec=_dump(changed), shape=dump_shape(shape), force=force)
         self._poke(directory)
 
     def stop(self, name: str, *, wait: float = STOP_SECONDS) -> bool:
@@ -242,8 +246,7 @@ class Kept:
         """How clients reach it. The head must have been given its ports."""
         directory = self.find(name)
         intent = directory.read_intent()
-        engine, spec = self._engine_and_spec(intent)
-        shape = engine.shape(spec)
+        shape = load_shape(intent.shape)
         book = read_book(directory.ledger_file)
         head = book.entries.get(HEAD)
         if head is None:
@@ -251,7 +254,7 @@ class Kept:
         values = member_values(directory, book, head, shape.head.process)
         endpoints = fill_mapping(shape.endpoints, values)
         env = fill_mapping(shape.driver_env, values)
-        return Access(name, spec.engine, endpoints["client"], endpoints.get("dashboard", ""), env)
+        return Access(name, str(intent.spec["engine"]), endpoints["client"], endpoints.get("dashboard", ""), env)
 
     def driver(self, name: str) -> Driver:
         """Python and environment for a program that uses the cluster."""
@@ -269,12 +272,12 @@ class Kept:
         """Everyone who has a log."""
         return sorted(path.stem for path in self.find(name).logs.glob("*.log"))
 
-    def _engine_and_spec(self, intent: Intent) -> tuple[Engine, ClusterSpec]:
-        spec = ClusterSpec.model_validate(intent.spec)
-        return engines.get(spec.engine), spec
-
 
 _KEPT_VARIABLES = {"OARS_STATE_DIR", "OARS_CACHE_DIR"}
+
+
+def _dump(spec: ClusterSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", by_alias=True)
 
 
 def _check_place(place: str) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from oars import engines
@@ -20,8 +19,7 @@ from oars.model import Desired
 from oars.places.local.place import LocalPlace
 from oars.places.local.process import ExitWatch
 from oars.places.local.store import ClusterDir, Intent, Report
-from oars.plan.desired import desired
-from oars.spec.cluster import ClusterSpec
+from oars.plan.codec import load_shape
 from oars.spec.status import Phase
 
 log = get_logger("oars.keeper")
@@ -103,9 +101,16 @@ class Keeper:
         return self._dir.change_intent(running=False)
 
     def _desired(self, intent: Intent) -> Desired:
-        spec = ClusterSpec.model_validate(intent.spec)
-        wanted = desired(intent.name, spec, self._engine)
-        return replace(wanted, running=intent.running, force=intent.force, generation=intent.generation)
+        return Desired(
+            name=intent.name,
+            engine=self._engine.name,
+            place="local",
+            shape=load_shape(intent.shape),
+            running=intent.running,
+            force=intent.force,
+            drain_seconds=intent.drain_seconds,
+            generation=intent.generation,
+        )
 
     def _tell(self) -> None:
         """Everyone who listens hears of each change."""

@@ -57,7 +57,8 @@ class EngineContract:
     spec: ClassVar[Mapping[str, Any]]
     work: ClassVar[str]  # prints "result …"
     hold: ClassVar[str]  # makes results on every worker: "held"; then after each line on stdin: checks them, "intact"
-    hang: ClassVar[str]  # a call that takes minutes: "started"; when it fails: "failed: …"
+    hang: ClassVar[str]  # a call that takes minutes: "started"; when it fails it prints `lost`, or the program ends so
+    lost: ClassVar[str] = "failed:"
     timeout: ClassVar[str] = "120s"
 
     @pytest.fixture(scope="class")
@@ -151,7 +152,8 @@ class EngineContract:
         with DriverProgram(cluster, self.hang) as program:
             program.expect("started")
             _kill_and_wait(cluster, "head", before)
-            program.expect("failed", 90)
+            program.expect(self.lost, 90)
+            program.end(30)
         assert cluster.address == address
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 

@@ -1,12 +1,14 @@
-"""The user's side of Dask: a connected Client, and concurrent.futures on the cluster. Imports distributed when called."""
+"""The user's side of Dask: a connected Client, and concurrent.futures on the cluster. Imports Dask when called."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError, wait
+from concurrent.futures import Executor, Future, InvalidStateError
+from concurrent.futures import wait as wait_for_all
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -15,8 +17,6 @@ from uuid import uuid4
 from oars.base.errors import ClusterLost, EngineUnreachable
 
 if TYPE_CHECKING:
-    from distributed import Client
-
     from oars.engines.base import Access
 
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
@@ -24,27 +24,30 @@ CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
 PAUSE_PER_CALL, LONGEST_PAUSE = 25e-6, 0.25
 
+Call = tuple[Future[Any], Callable[..., Any]]
 
-def connect(access: Access) -> Client:
+
+def connect(access: Access) -> Any:
     """A distributed.Client, and the default one from now on, as any that is made by hand."""
     return _client(access, set_as_default=True)
 
 
-def disconnect(client: Client) -> None:
-    client.close(timeout=CLOSE_SECONDS)
+def disconnect(client: Any) -> None:
+    with contextlib.suppress(TimeoutError):  # a scheduler that hangs need not hear of it
+        client.close(timeout=CLOSE_SECONDS)
 
 
 def executor(access: Access) -> Executor:
     return DaskExecutor(_client(access, set_as_default=False), access.name)
 
 
-def _client(access: Access, *, set_as_default: bool) -> Client:
-    from distributed import Client
+def _client(access: Access, *, set_as_default: bool) -> Any:
+    import distributed
 
+    make: Any = distributed.Client
+    security = _security(access.env)
     try:
-        return Client(
-            access.address, security=_security(access.env), timeout=CONNECT_SECONDS, set_as_default=set_as_default
-        )
+        return make(access.address, security=security, timeout=CONNECT_SECONDS, set_as_default=set_as_default)
     except (OSError, TimeoutError) as error:
         raise EngineUnreachable(
             f"The Dask scheduler of {access.name} at {access.address} does not answer: {error}.",
@@ -53,31 +56,30 @@ def _client(access: Access, *, set_as_default: bool) -> Client:
 
 
 def _security(env: Mapping[str, str]) -> Any:
-    from distributed.security import Security
+    """Said in full: the process may have been started for another cluster, and have its settings."""
+    from distributed import security
 
+    make: Any = security.Security
     ca = env.get(f"{TLS}CA_FILE")
     if ca is None:
-        return Security(require_encryption=False)
-    return Security(
-        require_encryption=True,
-        tls_ca_file=ca,
-        tls_client_cert=env[f"{TLS}CLIENT__CERT"],
-        tls_client_key=env[f"{TLS}CLIENT__KEY"],
-    )
+        return make(require_encryption=False)
+    cert, key = env[f"{TLS}CLIENT__CERT"], env[f"{TLS}CLIENT__KEY"]
+    return make(require_encryption=True, tls_ca_file=ca, tls_client_cert=cert, tls_client_key=key)
 
 
 class DaskExecutor(Executor):
-    """Calls are sent in batches, and results are fetched in batches: whatever has come together since the last one.
+    """Calls are sent, and results are fetched, in batches: whatever has come together since the last one.
 
-    Everything that touches the client runs in its event loop; the lock guards what callers touch.
+    A future of Dask is only touched in the client's event loop; the lock guards what callers touch as well.
     """
 
-    def __init__(self, client: Client, cluster: str) -> None:
+    def __init__(self, client: Any, cluster: str) -> None:
         self._client = client
         self._cluster = cluster
         self._lock = threading.Lock()
         self._open: dict[Future[Any], Any] = {}  # → the future of Dask, once sent
-        self._queue: list[tuple[Future[Any], Callable[..., Any]]] = []
+        self._queue: list[Call] = []
+        self._unwanted: list[Any] = []  # futures of Dask whose callers have given up
         self._finished: list[Future[Any]] = []  # computed, not fetched
         self._fetching = False
         self._closed = False
@@ -85,55 +87,61 @@ class DaskExecutor(Executor):
     # What callers see.
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        call = partial(fn, *args, **kwargs)
-        future = self._new_futures(1)[0]
+        self._check_open()
+        future: Future[Any] = Future()
+        self._follow([future])
         with self._lock:
-            self._queue.append((future, call))
+            self._queue.append((future, partial(fn, *args, **kwargs)))
             first = len(self._queue) == 1
         if first:
-            self._client.loop.add_callback(self._send_queue)
+            self._in_loop(self._send_queue)
         return future
 
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
         """As Executor.map. All calls go to the scheduler at once; chunksize has no meaning here."""
+        self._check_open()
         deadline = None if timeout is None else monotonic() + timeout
         calls = list(zip(*iterables, strict=False))
-        futures = self._new_futures(len(calls))
-        if calls:
-            columns = [list(column) for column in zip(*calls, strict=True)]
-            remote = self._client.map(fn, *columns, pure=False)
-            self._client.loop.add_callback(self._follow, dict(zip(futures, remote, strict=True)))
+        columns = [list(column) for column in zip(*calls, strict=True)]
+        remote = self._client.map(fn, *columns, pure=False) if calls else []
+        futures: list[Future[Any]] = [Future() for _ in calls]
+        self._follow(futures)
+        self._in_loop(self._sent, futures, remote)
         return _in_order(futures, deadline)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:
-            self._closed = True
+            first, self._closed = not self._closed, True
             left = list(self._open)
         if cancel_futures:
             for future in left:
                 future.cancel()
         if wait:
-            _wait(left)
-        with self._lock:
-            idle = not self._open
-        if idle:
-            self._close_client()
+            wait_for_all(left)
+        if first:
+            closer = threading.Thread(target=self._close_after, args=(left,), daemon=True)
+            closer.start()
+            if wait:
+                closer.join()
 
     # Calls out.
 
-    def _new_futures(self, count: int) -> list[Future[Any]]:
-        if self._client.status in ("closing", "closed") and not self._closed:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        if self._client.status in ("closing", "closed"):
             raise self._lost()
-        futures: list[Future[Any]] = [Future() for _ in range(count)]
+
+    def _follow(self, futures: list[Future[Any]]) -> None:
         with self._lock:
-            if self._closed:
-                raise RuntimeError("cannot schedule new futures after shutdown")
             self._open.update(dict.fromkeys(futures))
         for future in futures:
             future.add_done_callback(self._forget)
-        return futures
+
+    def _in_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._client.loop.add_callback(function, *arguments)
 
     def _send_queue(self) -> None:
         with self._lock:
@@ -142,7 +150,7 @@ class DaskExecutor(Executor):
         if calls:
             self._send(calls)
 
-    def _send(self, calls: Sequence[tuple[Future[Any], Callable[..., Any]]]) -> None:
+    def _send(self, calls: Sequence[Call]) -> None:
         """As one batch; if one of them cannot be sent (a function that cannot be pickled), each by itself."""
         batch = uuid4().hex
         keys = [f"{_name(call)}-{batch}-{number}" for number, (_, call) in enumerate(calls)]
@@ -155,63 +163,64 @@ class DaskExecutor(Executor):
             for call in calls:
                 self._send([call])
             return
-        self._follow({future: result for (future, _), result in zip(calls, remote, strict=True)})
+        self._sent([future for future, _ in calls], remote)
 
     # Results in.
 
-    def _follow(self, sent: Mapping[Future[Any], Any]) -> None:
+    def _sent(self, futures: list[Future[Any]], remote: list[Any]) -> None:
         with self._lock:
-            gone = [future for future in sent if future not in self._open]
-            self._open.update({future: remote for future, remote in sent.items() if future in self._open})
-        for future in gone:
-            sent[future].cancel()
-        for future, remote in sent.items():
-            asyncio.ensure_future(self._await(future, remote))  # noqa: RUF006 (the loop holds it by what it waits for)
+            for future, result in zip(futures, remote, strict=True):
+                if future in self._open:
+                    self._open[future] = result
+                else:
+                    self._unwanted.append(result)
+        self._cancel_unwanted()
+        for future, result in zip(futures, remote, strict=True):
+            asyncio.ensure_future(self._await(future, result))  # noqa: RUF006 (held by what it waits for)
 
     async def _await(self, future: Future[Any], remote: Any) -> None:
         await remote._state.wait()
-        if remote.status == "finished":
-            self._finished.append(future)
-            if not self._fetching:
-                self._fetching = True
-                asyncio.ensure_future(self._fetch())  # noqa: RUF006
-        else:
+        if remote.status != "finished":
             self._fail(future, remote)
+            return
+        self._finished.append(future)
+        if not self._fetching:
+            self._fetching = True
+            asyncio.ensure_future(self._fetch_all())  # noqa: RUF006
 
-    async def _fetch(self) -> None:
+    async def _fetch_all(self) -> None:
+        """Fetching a result costs the workers more than computing a small one; so the more there are to come, the more
+        are fetched together."""
         while self._finished:
-            # Fetching a result costs the workers more than computing a small one; so the more there are to come, the
-            # more are fetched together.
             await asyncio.sleep(min(LONGEST_PAUSE, len(self._open) * PAUSE_PER_CALL))
-            batch, self._finished = self._finished, []
-            remote = {future: self._open.get(future) for future in batch}
-            wanted = {future: result for future, result in remote.items() if result is not None}
-            try:
-                values = await self._client.gather(list(wanted.values()), asynchronous=True)
-            except Exception:  # noqa: BLE001 (one of them was lost or cancelled meanwhile: ask for each)
-                await asyncio.gather(*(self._fetch_one(future, result) for future, result in wanted.items()))
-            else:
-                for future, value in zip(wanted, values, strict=True):
-                    _settle(future, value)
+            finished, self._finished = self._finished, []
+            wanted = {future: self._open[future] for future in finished if future in self._open}
+            await self._fetch(wanted)
         self._fetching = False
 
-    async def _fetch_one(self, future: Future[Any], remote: Any) -> None:
+    async def _fetch(self, wanted: Mapping[Future[Any], Any]) -> None:
         try:
-            _settle(future, await self._client.gather(remote, asynchronous=True))
-        except Exception:  # noqa: BLE001
-            self._fail(future, remote)
+            values = await self._client.gather(list(wanted.values()), asynchronous=True)
+        except Exception:  # noqa: BLE001 (one was lost or cancelled meanwhile; which, each tells for itself)
+            if len(wanted) > 1:
+                await asyncio.gather(*(self._fetch({future: remote}) for future, remote in wanted.items()))
+                return
+            for future, remote in wanted.items():
+                self._fail(future, remote)
+            return
+        for future, value in zip(wanted, values, strict=True):
+            _settle(future, value)
 
     def _fail(self, future: Future[Any], remote: Any) -> None:
         if remote.status == "error":
-            error = remote._state.exception
-            _settle(future, error=error.with_traceback(remote._state.traceback))
+            _settle(future, error=remote._state.exception.with_traceback(remote._state.traceback))
         else:
             _settle(future, error=self._lost())
 
     def _lost(self) -> ClusterLost:
         return ClusterLost(
-            f"The connection to the Dask scheduler of {self._cluster} was lost; what it was computing is lost with it.",
-            f"See why: oars why {self._cluster}. A new scheduler starts by itself; then submit again.",
+            f"The connection to the Dask scheduler of {self._cluster} was lost, and what it was computing with it.",
+            f"`oars why {self._cluster}` says why. If the cluster is to go on, submit it again.",
         )
 
     # Ends.
@@ -222,28 +231,34 @@ class DaskExecutor(Executor):
             future.set_running_or_notify_cancel()  # wakes up wait() and as_completed()
         with self._lock:
             remote = self._open.pop(future, None)
-            last = self._closed and not self._open
-        if remote is not None and future.cancelled():
-            self._client.loop.add_callback(remote.cancel)
-        if last:
-            self._client.loop.add_callback(self._client._close)
+            if remote is None or not future.cancelled():
+                return
+            self._unwanted.append(remote)
+            first = len(self._unwanted) == 1
+        if first:
+            self._in_loop(self._cancel_unwanted)
 
-    def _close_client(self) -> None:
-        self._client.close(timeout=CLOSE_SECONDS)
+    def _cancel_unwanted(self) -> None:
+        with self._lock:
+            unwanted, self._unwanted = self._unwanted, []
+        if unwanted:
+            asyncio.ensure_future(self._client.cancel(unwanted, asynchronous=True))  # noqa: RUF006
+
+    def _close_after(self, futures: Sequence[Future[Any]]) -> None:
+        wait_for_all(futures)
+        disconnect(self._client)
 
 
 def _settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
-    try:
+    with contextlib.suppress(InvalidStateError):  # it was cancelled in this moment
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
-    except InvalidStateError:
-        pass  # cancelled in this moment
 
 
 def _in_order(futures: list[Future[Any]], deadline: float | None) -> Iterator[Any]:
-    """Results in the order of the calls; what nobody will ask for any more is cancelled."""
+    """Results in the order of the calls, each forgotten when it is given; what nobody will ask for is cancelled."""
     futures.reverse()
     try:
         while futures:
@@ -251,10 +266,6 @@ def _in_order(futures: list[Future[Any]], deadline: float | None) -> Iterator[An
     finally:
         for future in futures:
             future.cancel()
-
-
-def _wait(futures: Sequence[Future[Any]]) -> None:
-    wait(futures)
 
 
 def _name(call: Callable[..., Any]) -> str:

@@ -14,6 +14,7 @@ knows of it; readers that still come to it finish.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import itertools
 import json
@@ -26,6 +27,7 @@ from tornado.web import RequestHandler
 
 MARS = "xorbits._mars" if "xorbits" in sys.modules else "mars"
 FORGOTTEN = 10.0  # seconds after which a worker that nobody asks to leave any more goes back to work
+RELEASED = 120.0  # the same for one that was told it may go: whoever asked will end it
 SLACK = 1.0  # seconds for which a task that has just begun may still have been planned with the worker
 READ_SECONDS = 3.0  # how long the data of a worker that is otherwise free to go stay, for those who still read them
 
@@ -52,8 +54,8 @@ class Nodes(Page):
     async def get(self) -> None:
         await take_back(self.address)
         infos = await node_infos(self.address)
-        now = time.time()
-        self.write(json.dumps({address: describe(info, now) for address, info in infos.items()}))
+        used = {address for address, _ in await (await resources(self.address)).get_used_resources()}
+        self.write(json.dumps({address: describe(address, info, address in used) for address, info in infos.items()}))
 
     async def post(self) -> None:
         infos = await node_infos(self.address)
@@ -73,6 +75,8 @@ class Leave(Page):
 
 # nodes
 
+WORKED: dict[str, tuple[str | None, float]] = {}  # address → who was there, and when we last saw it work
+
 
 async def node_infos(supervisor: str) -> dict[str, Any]:
     cluster = await api("cluster.ClusterAPI", supervisor)
@@ -80,13 +84,16 @@ async def node_infos(supervisor: str) -> dict[str, Any]:
     return dict(infos)
 
 
-def describe(info: dict[str, Any], now: float) -> dict[str, Any]:
-    slots = info["detail"].get("slot", {}).values()
+def describe(address: str, info: dict[str, Any], works: bool) -> dict[str, Any]:
+    now = time.time()
+    who = who_is(info)
+    if works or WORKED.get(address, (None, 0.0))[0] != who:
+        WORKED[address] = (who, now)
     return {
-        "who": who_is(info),
+        "who": who,
         "status": info["status"].name,
         "age": max(0.0, now - info["update_time"]),
-        "busy": sum(bool(slot["subtask_id"]) for band in slots for slot in band),
+        "idle": max(0.0, now - WORKED[address][1]),
         "held": held(info),
     }
 
@@ -159,13 +166,16 @@ def outcome(step: asyncio.Task[str]) -> str:
 
 
 async def take_back(supervisor: str) -> None:
-    """Whoever wanted it gone has changed his mind."""
+    """Whoever wanted a worker gone has changed his mind, if it is still there and nobody asks any more."""
     for worker, leaving in list(LEAVING.items()):
-        if time.time() - leaving.asked > FORGOTTEN and leaving.step is None:
-            del LEAVING[worker]
-            info = (await node_infos(supervisor)).get(worker)
-            if info is not None and info["status"].name == "STOPPING" and who_is(info) == leaving.who:
-                await set_status(supervisor, worker, "READY", leaving.who)
+        if time.time() - leaving.asked < (FORGOTTEN if leaving.waits_for else RELEASED):
+            continue
+        del LEAVING[worker]
+        info = (await node_infos(supervisor)).get(worker)
+        if info is None or info["status"].name != "STOPPING" or who_is(info) != leaving.who:
+            continue
+        if info["update_time"] > leaving.asked + FORGOTTEN / 2:
+            await set_status(supervisor, worker, "READY", leaving.who)
 
 
 async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:
@@ -292,4 +302,20 @@ def rebuild(described: dict[str, Any]) -> Any:
     raise RuntimeError(f"no description with {', '.join(described)} is known")
 
 
+# what Mars itself should do
+
+
+def forgive_the_dead() -> None:
+    """A session can be ended, and what it holds be freed, though a worker that served it is gone."""
+    store = mars("services.meta.supervisor.core").MetaStoreActor
+    plain = store.__pre_destroy__
+
+    async def __pre_destroy__(self: Any) -> None:
+        with contextlib.suppress(OSError, oscar().ServerClosed, oscar().ActorNotExist):
+            await plain(self)
+
+    store.__pre_destroy__ = __pre_destroy__
+
+
+forgive_the_dead()
 web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/leave": Leave}

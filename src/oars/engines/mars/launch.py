@@ -138,7 +138,7 @@ def fork_server(directory: str) -> None:
     """multiprocessing's own fork server, but forked from here, where Mars is imported, instead of started afresh.
 
     A sub-process that has died is replaced by Mars with "spawn"; this makes that a fork from the same server."""
-    multiprocessing.resource_tracker.ensure_running()
+    start_tracker()
     server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
     address = os.path.join(directory, f"fork-{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX)
@@ -155,6 +155,16 @@ def fork_server(directory: str) -> None:
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, held, pid
     contexts = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
     contexts["spawn"] = contexts["forkserver"]
+
+
+def start_tracker() -> None:
+    """The process that removes shared memory when we are gone. That there is some then is no news worth a warning."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
+    multiprocessing.resource_tracker.ensure_running()
+    del os.environ["PYTHONWARNINGS"]
+    if before is not None:
+        os.environ["PYTHONWARNINGS"] = before
 
 
 def serve_forks(listener: int, alive: int) -> None:

@@ -19,7 +19,9 @@ from collections.abc import Mapping
 from typing import Any
 
 SECONDS = 2.0  # for one question to the head
-FORCED_DEADLINE_SECONDS = 5.0
+DRAIN_SECONDS = 5.0  # for which a refusal is not taken for an answer
+DRAIN_PAUSE = 0.02
+FORCED_SECONDS = 5.0  # that a raylet has to finish what it does when it goes by force
 
 
 def main() -> None:
@@ -94,17 +96,21 @@ def held(state: Any) -> int:
 
 
 def drain(client: Any, wanted: list[str], force: bool) -> dict[str, dict[str, Any]]:
+    """Ask until one agrees or time is up: on a busy node the moments in which it has nothing to do are short."""
+    deadline = time.monotonic() + DRAIN_SECONDS
+    while True:
+        answers = {node: drain_one(client, node, force) for node in wanted}
+        if any(answer["accepted"] for answer in answers.values()) or time.monotonic() > deadline:
+            return answers
+        time.sleep(DRAIN_PAUSE)
+
+
+def drain_one(client: Any, node: str, force: bool) -> dict[str, Any]:
     reasons = of_ray("core.generated.autoscaler_pb2").DrainNodeReason
-    reason = reasons.DRAIN_NODE_REASON_IDLE_TERMINATION
-    deadline = 0
-    if force:
-        reason = reasons.DRAIN_NODE_REASON_PREEMPTION
-        deadline = int((time.time() + FORCED_DEADLINE_SECONDS) * 1000)
-    answers = {}
-    for node in wanted:
-        accepted, message = client.drain_node(node, reason, "scaled down", deadline, timeout=SECONDS)
-        answers[node] = {"accepted": accepted, "message": message}
-    return answers
+    reason = reasons.DRAIN_NODE_REASON_PREEMPTION if force else reasons.DRAIN_NODE_REASON_IDLE_TERMINATION
+    until = int((time.time() + FORCED_SECONDS) * 1000) if force else 0
+    accepted, message = client.drain_node(node, reason, "scaled down", until, timeout=SECONDS)
+    return {"accepted": accepted, "message": message}
 
 
 if __name__ == "__main__":

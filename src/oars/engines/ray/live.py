@@ -69,12 +69,20 @@ def _raylet(wire: Wire, nodes: Sequence[Node], member: MemberId) -> Node | None:
 
 
 def _drained(member: MemberId, node: Node | None, answers: Mapping[str, Any], force: bool) -> Drained:
-    if node is None:
-        return Drained(member, force, "it has not joined yet")
-    if not node["alive"] or force or answers[node["node"]]["accepted"]:
+    gone = node is None or not node["alive"]
+    if gone or force or answers[node["node"]]["accepted"]:
         return Drained(member, True)
-    return Drained(member, False, _reason(node, answers[node["node"]]["message"]))
+    return Drained(member, False, _reason(node))
 
 
-def _reason(node: Node, message: str) -> str:
-    return f"{node.get('activity')} {node.get('held')} {message}"
+def _reason(node: Node) -> str:
+    """Ray's own words for why it is not idle, in ours."""
+    activity = " ".join(node.get("activity", ()))
+    reasons = []
+    if "CPU" in activity or "GPU" in activity:
+        reasons.append("tasks run there")
+    elif "Busy workers" in activity:
+        reasons.append("an actor lives there, or a task runs")
+    if "object_store_memory" in activity:
+        reasons.append(f"it holds {node.get('held', 0) / 2**20:.1f} MiB of objects that are still referred to")
+    return " and ".join(reasons) or "Ray says that it is not idle"

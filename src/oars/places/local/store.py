@@ -24,9 +24,11 @@ class Intent:
 
     name: str
     spec: Mapping[str, Any]
+    shape: Mapping[str, Any]  # what the engine makes of the spec; the keeper needs no more
     python: str
     mark: str
     created: float
+    drain_seconds: float = 60.0
     running: bool = True
     force: bool = False
     owner: Identity | None = None  # the cluster ends when this process does
