@@ -26,7 +26,7 @@ check: setup ## format, lint, types, import contracts
 	$(BIN)/ruff format --check src tests bench examples
 	$(BIN)/ruff check src tests bench examples
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 unit: setup ## pure tests
 	$(BIN)/pytest tests/unit

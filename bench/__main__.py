@@ -78,12 +78,21 @@ def bench_executor() -> list[dict[str, Any]]:
         with Cluster(engine, workers=2, cpu=1, memory="1Gi", timeout="10m", progress=say) as cluster:
             driver = cluster.driver()
             command = [driver.python, "-c", programs.THROUGHPUT, str(tasks), str(ROUNDS)]
-            done = subprocess.run(command, env=dict(driver.env), capture_output=True, text=True, timeout=1800, check=False)
+            done = subprocess.run(
+                command, env=dict(driver.env), capture_output=True, text=True, timeout=1800, check=False
+            )
         if done.returncode:
             raise SystemExit(done.stderr)
         times = json.loads(done.stdout.strip().splitlines()[-1])
         say(f"{engine}: {tasks} empty tasks: ours {times['oars']}, theirs {times['native']}")
-        rows.append(row(f"{engine}: {tasks} empty tasks by the executor / the engine's own", times["oars"], times["native"], 1 / 0.9))
+        rows.append(
+            row(
+                f"{engine}: {tasks} empty tasks by the executor / the engine's own",
+                times["oars"],
+                times["native"],
+                1 / 0.9,
+            )
+        )
     return rows
 
 
@@ -123,6 +132,14 @@ def row(name: str, ours: list[float], theirs: list[float], limit: float) -> dict
     return {**shown, "limit": limit, "ok": ratio <= limit, "runs": {"ours": ours, "theirs": theirs}}
 
 
+def line(each: dict[str, Any]) -> str:
+    theirs = f"{each['theirs']:.3f}" if "theirs" in each else "–"
+    ratio = f"{each['ratio']:.2f}" if "ratio" in each else "–"
+    verdict = "ok" if each["ok"] else "MISSED"
+    numbers = f"ours {each['ours']:.3f}  theirs {theirs}  ratio {ratio}  limit {each['limit']:.2f}"
+    return f"{each['name']:60} {numbers}  {verdict}"
+
+
 def main() -> int:
     parts = {"start": bench_start, "executor": bench_executor, "cli": bench_cli}
     chosen = sys.argv[1:] or list(parts)
@@ -130,13 +147,15 @@ def main() -> int:
     for part in chosen:
         rows = parts[part]()
         facts = {"oars": __version__, "python": platform.python_version(), "cores": os.cpu_count()}
-        record = {"part": part, "when": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), **facts, "load": os.getloadavg()}
+        record = {
+            "part": part,
+            "when": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
+            **facts,
+            "load": os.getloadavg(),
+        }
         (RESULTS / f"{part}.json").write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
         for each in rows:
-            theirs = f"{each['theirs']:.3f}" if "theirs" in each else "–"
-            ratio = f"{each['ratio']:.2f}" if "ratio" in each else "–"
-            verdict = "ok" if each["ok"] else "MISSED"
-            print(f"{each['name']:60} ours {each['ours']:.3f}  theirs {theirs}  ratio {ratio}  limit {each['limit']:.2f}  {verdict}")
+            print(line(each))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The programs that are timed. Each runs in a process of its own and prints seconds as JSON; imports are not counted."""
+"""The programs that are timed. Each runs in a process of its own and prints seconds as JSON; imports do not count."""
 
 START_OARS = """
 import json, sys, time

@@ -1,6 +1,6 @@
 """The mean of a large array of ones, with Dask. Run it with:
 
-    oars run examples/dask-array-mean/main.py --engine dask --workers 3
+oars run examples/dask-array-mean/main.py --engine dask --workers 3
 """
 
 import dask.array as da

@@ -54,7 +54,9 @@ def working(cluster: Cluster, script: Path) -> Iterator[subprocess.Popen[str]]:
     """The job, over and over, as a driver of the cluster."""
     driver = cluster.driver()
     command = [driver.python, str(EXAMPLES / "demo/repeat.py"), str(script)]
-    with subprocess.Popen(command, env=dict(driver.env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(
+        command, env=dict(driver.env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
         try:
             yield job
         finally:
@@ -65,7 +67,9 @@ def version(cluster: Cluster) -> str:
     names = {"dask": "distributed", "ray": "ray", "mars": "xorbits"}
     code = f"import importlib.metadata as m; print(m.version({names[cluster.engine]!r}))"
     driver = cluster.driver()
-    return subprocess.run([driver.python, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        [driver.python, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
 
 
 def demonstrate(engine: str, script: Path) -> Row:
@@ -100,7 +104,9 @@ def demonstrate(engine: str, script: Path) -> Row:
 def table(rows: list[Row]) -> str:
     cells = [HEADER, *(tuple(str(value) for value in astuple(row)) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+    )
 
 
 def main() -> int:

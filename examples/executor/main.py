@@ -1,6 +1,6 @@
 """concurrent.futures on a cluster: the same program on any engine. Run it with:
 
-    oars run examples/executor/main.py --engine dask --workers 2      # or ray, or mars
+oars run examples/executor/main.py --engine dask --workers 2      # or ray, or mars
 """
 
 from concurrent.futures import as_completed

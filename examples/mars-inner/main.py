@@ -1,10 +1,11 @@
 """An inner product of two large tensors of ones, with Mars (xorbits). Run it with:
 
-    oars run examples/mars-inner/main.py --engine mars --workers 3
+oars run examples/mars-inner/main.py --engine mars --workers 3
 """
 
-import oars
 import xorbits._mars.tensor as mt
+
+import oars
 
 
 def work() -> str:

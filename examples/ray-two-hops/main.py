@@ -1,6 +1,6 @@
 """A hundred values that pass through two tasks each, on whatever node, with Ray. Run it with:
 
-    oars run examples/ray-two-hops/main.py --engine ray --workers 3
+oars run examples/ray-two-hops/main.py --engine ray --workers 3
 """
 
 import socket

@@ -22,6 +22,8 @@ from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
 from oars.places.ledger import read_book, write_book, write_json
 from oars.places.local import process
 from oars.places.local.store import ClusterDir
+from oars.spec.cluster import ClusterSpec
+from oars.spec.load import build
 from oars.spec.status import Phase
 
 pytestmark = pytest.mark.live
@@ -151,7 +153,9 @@ class TestScaling:
 
 
 class TestOwners:
-    CODE = "from oars import Cluster; c = Cluster('toy', workers=2, name='demo', timeout='60s'); print('up', flush=True);"
+    CODE = (
+        "from oars import Cluster; c = Cluster('toy', workers=2, name='demo', timeout='60s'); print('up', flush=True);"
+    )
 
     def _run(self, then: str) -> subprocess.Popen[str]:
         script = start_script(self.CODE + then)
@@ -174,7 +178,9 @@ class TestOwners:
         assert self._all_gone(own_state)
 
     def test_ctrl_c_while_it_starts(self, own_state: Path) -> None:
-        script = start_script("from oars import Cluster; Cluster('toy', workers=2, name='demo', timeout='60s'); input()")
+        script = start_script(
+            "from oars import Cluster; Cluster('toy', workers=2, name='demo', timeout='60s'); input()"
+        )
         with script:
             until(lambda: (own_state / "clusters/demo/cluster.json").exists())
             script.send_signal(signal.SIGINT)
@@ -182,7 +188,8 @@ class TestOwners:
         until(lambda: self._all_gone(own_state), 10)
 
     def test_a_fork_of_the_owner_does_not_stop_it(self, own_state: Path) -> None:
-        fork = "import os; pid = os.fork();\nif pid == 0: raise SystemExit\nos.waitpid(pid, 0); print(c.status().phase, flush=True)"
+        fork = "import os; pid = os.fork();\nif pid == 0: raise SystemExit\n"
+        fork += "os.waitpid(pid, 0); print(c.status().phase, flush=True)"
         with self._run(fork) as script:
             assert script.stdout is not None and script.stdout.readline() == "Ready\n"
             script.communicate(timeout=60)
@@ -332,9 +339,7 @@ def test_logs_of_one_of_all_and_as_they_come(toy: Cluster) -> None:
         toy.logs("worker-9")
 
 
-def _spec(data: dict[str, object]) -> object:
-    from oars.spec.load import build
-
+def _spec(data: dict[str, object]) -> ClusterSpec:
     return build(data).spec
 
 

@@ -15,7 +15,19 @@ import oars
 
 SOURCE = Path(oars.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-HEAVY = ["pydantic", "yaml", "rich", "click", "cryptography", "asyncio", "dask", "distributed", "ray", "xorbits", "mars"]
+HEAVY = [
+    "pydantic",
+    "yaml",
+    "rich",
+    "click",
+    "cryptography",
+    "asyncio",
+    "dask",
+    "distributed",
+    "ray",
+    "xorbits",
+    "mars",
+]
 
 
 def functions() -> Iterator[tuple[str, int]]:
@@ -40,9 +52,9 @@ def test_files_are_short(path: Path) -> None:
 
 
 def modules_after(code: str) -> set[str]:
-    listing = "import sys; " + code + "; print(*sys.modules, file=sys.__stdout__)"
+    listing = "import sys; " + code + "; print(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=60, check=True)
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_import_oars_loads_nothing_heavy() -> None:
@@ -50,7 +62,9 @@ def test_import_oars_loads_nothing_heavy() -> None:
 
 
 def test_help_loads_neither_engine_nor_pydantic() -> None:
-    code = "sys.argv = ['oars', '--help']; from oars.cli.main import main; exec('try: main()\\nexcept SystemExit: pass')"
+    code = (
+        "sys.argv = ['oars', '--help']; from oars.cli.main import main; exec('try: main()\\nexcept SystemExit: pass')"
+    )
     loaded = modules_after(code)
     assert "oars.cli.main" in loaded
     assert loaded.isdisjoint({*HEAVY, "oars.client"} - {"click"})

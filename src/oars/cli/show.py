@@ -31,9 +31,10 @@ class Column(Generic[T]):
 
 def output_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """-o FORMAT, given to the command as `output`."""
-    return click.option(
-        "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print it."
-    )(function)
+    kinds = click.Choice(FORMATS)
+    said = "table, wide, json, yaml or name."
+    option = click.option("-o", "--output", type=kinds, default="table", metavar="FORMAT", help=said)
+    return option(function)
 
 
 def write(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -29,7 +30,7 @@ def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> N
     It is ready when this returns; what fails to start is taken away again.
     """
     with Progress(quiet=quiet) as progress:
-        cluster = options.cluster(name, progress=progress, tied=False)
+        cluster = options.cluster(name, progress=progress, tied=False, modules=os.getcwd())
         progress(f"{cluster.name}: starting")
         try:
             found = running.run(_start(cluster), lambda _: progress(f"{cluster.name}: stopping"))

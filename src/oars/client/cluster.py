@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from oars import engines
-from oars.base.errors import ClusterLost, NotFound, OarsError, SpecError, StartFailed, TimedOut
+from oars.base.errors import ClusterLost, NotFound, SpecError, StartFailed, TimedOut
 from oars.base.settings import Settings
 from oars.client import card
 from oars.client.kept import Driver, Kept
@@ -307,5 +307,3 @@ def _progress_line(report: Report) -> str:
     status = report.status
     message = f": {status.message}" if status.message and status.phase is not Phase.READY else ""
     return f"{status.name}: {status.phase}, {status.ready}/{status.wanted} workers ready{message}"
-
-

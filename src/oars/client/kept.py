@@ -36,7 +36,7 @@ from oars.places.local.store import ClusterDir, Intent, Report, Store, empty_rep
 from oars.places.local.values import member_values
 from oars.plan.codec import dump_shape, load_shape
 from oars.plan.desired import default_memory
-from oars.plan.fill import fill, fill_mapping
+from oars.plan.fill import fill_mapping
 from oars.secure.certs import cluster_certificates
 from oars.secure.tokens import new_token
 from oars.spec.cluster import ClusterSpec
@@ -92,7 +92,7 @@ class Kept:
         self._start_keeper(directory)
 
     def _import_path(self, modules: str | None) -> tuple[str, ...]:
-        """Where the user's own modules are: the script's directory (or the current one) and PYTHONPATH, made absolute."""
+        """Where the user's own modules are: the script's directory (or the current one) and PYTHONPATH, absolute."""
         listed = (self._environ.get("PYTHONPATH") or "").split(os.pathsep)
         first = sys.path[0] if modules is None else modules
         return tuple(dict.fromkeys(os.path.abspath(path) for path in (first, *filter(None, listed))))

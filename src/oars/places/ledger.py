@@ -39,7 +39,7 @@ class Book:
     """The whole ledger of a cluster."""
 
     entries: Mapping[MemberId, Entry] = field(default_factory=dict)
-    notes: Notes = Notes()
+    notes: Notes = field(default_factory=Notes)
     incarnations: int = 0  # how many starts there have been
 
     def with_entry(self, entry: Entry) -> Book:

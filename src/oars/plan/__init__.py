@@ -1,1 +1,1 @@
-"""The thinking: names, desired, decide, status, why. Pure: no time, files or sockets; everything comes in as arguments."""
+"""The thinking: names, desired, decide, status, why. Pure: no time, files or sockets; all comes in as arguments."""

@@ -185,7 +185,8 @@ def _ensure(
 
 
 def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring]) -> Iterable[Step]:
-    to_drain, to_remove = [], []
+    to_drain: list[MemberId] = []
+    to_remove: list[MemberId] = []
     for member, state in sorted(retiring.items()):
         done = state.drained or not _running(observed.member(member))
         (to_remove if done else to_drain).append(member)

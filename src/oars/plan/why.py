@@ -19,7 +19,8 @@ _SIGNS: tuple[tuple[re.Pattern[str], str, str], ...] = (
      "It is tried again; stop the other program if this goes on."),
     (re.compile(r"(?i)\bMemoryError\b|cannot allocate memory|out of memory"), "it ran out of memory",
      "Give it more with --memory, or use fewer workers."),
-    (re.compile(r"(?i)permission denied: '?([^'\s]+)?"), "it may not read or write {0}", "Check the rights of that path."),
+    (re.compile(r"(?i)permission denied: '?([^'\s]+)?"), "it may not read or write {0}",
+     "Check the rights of that path."),
     (re.compile(r"(?i)too many open files"), "it ran out of file handles", "Raise the limit with `ulimit -n`."),
 )  # fmt: skip
 

@@ -9,8 +9,9 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from oars.base.errors import SpecError
+from oars.base.words import suggest
 from oars.spec import text
-from oars.spec.problems import path, suggest
+from oars.spec.problems import path
 from oars.spec.text import Loc
 
 OVERRIDES = ("engine", "place", "workers", "cpu", "memory", "packages")

@@ -11,9 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from oars.base.errors import Denied, NotFound, SpecError
+from oars.base.words import suggest
 from oars.spec import edit, text
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, check_name
-from oars.spec.problems import Problem, in_plain, in_spec, raise_for, suggest, unknown
+from oars.spec.problems import Problem, in_plain, in_spec, raise_for, unknown
 from oars.spec.text import Loc
 
 __all__ = ["Manifest", "build", "dump", "load_file", "load_text", "suggest"]

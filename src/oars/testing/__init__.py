@@ -1,10 +1,10 @@
 """Contracts that any engine and any place must pass, as test classes to subclass; needs pytest.
 
-    from oars.testing import EngineContract
+from oars.testing import EngineContract
 
-    class TestToy(EngineContract):
-        spec = {"engine": "toy"}
-        …
+class TestToy(EngineContract):
+    spec = {"engine": "toy"}
+    …
 """
 
 from oars.testing.engine import EngineContract

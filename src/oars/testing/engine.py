@@ -106,7 +106,9 @@ class EngineContract:
 
     def test_secrets_are_in_private_files_only(self, cluster: Cluster, state: Path) -> None:
         directory = ClusterDir(state / "clusters/contract")
-        secrets = [path.read_bytes().strip() for path in directory.secrets.iterdir() if path.name in ("token", "key.pem")]
+        secrets = [
+            path.read_bytes().strip() for path in directory.secrets.iterdir() if path.name in ("token", "key.pem")
+        ]
         for found in process.marked(directory.read_intent().mark):
             for name in ("cmdline", "environ"):
                 data = _read(process.PROC / str(found.identity.pid) / name)

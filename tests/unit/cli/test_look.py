@@ -31,7 +31,14 @@ def oars(*args: str) -> int:
 
 
 def intent(name: str, **changes: Any) -> Intent:
-    facts = {"spec": {"engine": "toy"}, "python": "/x/python", "mark": "m", "created": 0.0, "boot": boot_id()}
+    facts = {
+        "spec": {"engine": "toy"},
+        "shape": {},
+        "python": "/x/python",
+        "mark": "m",
+        "created": 0.0,
+        "boot": boot_id(),
+    }
     return Intent(name=name, **{**facts, **changes})
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
 from oars.cli import fail
-from oars.cli.main import COMMANDS, _call
+from oars.cli.main import COMMANDS, _call, cli
 
 EVERY_COMMAND = [[name] for name in COMMANDS] + [["env", "ls"], ["env", "rm"], ["config", "show"]]
 HEAVY = {"pydantic", "yaml", "rich", "asyncio", "cryptography", "oars.client", "oars.engines", "oars.spec"}
@@ -28,8 +31,6 @@ def modules(*args: str, **environ: str) -> set[str]:
         "except SystemExit: pass\n"
         "json.dump(list(sys.modules), sys.__stderr__)"
     )
-    import os
-
     done = subprocess.run(
         [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, env={**os.environ, **environ}
     )
@@ -111,3 +112,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["oars"] == package.__version__
     assert oars("version", "-o", "name") == 0
     assert capsys.readouterr().out == f"{package.__version__}\n"
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND, ids=" ".join)
+def test_the_reference_knows_every_command_and_option(command: list[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs/reference/cli.md").read_text()
+    assert f"`oars {' '.join(command)}" in text
+    found = cli.get_command(click.Context(cli), command[0])
+    for name in command[1:]:
+        assert isinstance(found, click.Group)
+        found = found.get_command(click.Context(found), name)
+    assert found is not None
+    options = [name for param in found.params if isinstance(param, click.Option) for name in param.opts]
+    assert [name for name in options if name not in text] == []

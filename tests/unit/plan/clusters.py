@@ -34,7 +34,9 @@ def head(state: MemberState = MemberState.RUNNING) -> Member:
     return Member(HEAD, Role.HEAD, "head", state, "1", "1", NOW - 100, 1)
 
 
-def worker(number: int, state: MemberState = MemberState.RUNNING, *, reason: str = "", tail: tuple[str, ...] = ()) -> Member:
+def worker(
+    number: int, state: MemberState = MemberState.RUNNING, *, reason: str = "", tail: tuple[str, ...] = ()
+) -> Member:
     name = MemberId(f"worker-{number}")
     incarnation = str(number + 2)
     return Member(name, Role.WORKER, "default", state, incarnation, "1", NOW - 100, 10 + number, "", reason, tail)

@@ -164,7 +164,9 @@ class TestScaleDown:
         assert decision.steps == () and decision.notes.retiring == {}
 
     def test_replaces_who_is_drained_already(self) -> None:
-        observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(retiring={W2: Retiring(NOW, drained=True)}))
+        observed = Observed(
+            (head(), worker(0), worker(1), worker(2)), Notes(retiring={W2: Retiring(NOW, drained=True)})
+        )
         steps = steps_of(observed)
         ensure, remove = steps
         assert isinstance(ensure, Ensure) and set(names(ensure)) == {W0, W1, W3}

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oars.base.errors import NotFound, SpecError
+from oars.base.words import suggest
 from oars.spec.cluster import ClusterSpec
-from oars.spec.load import Manifest, build, dump, load_file, load_text, suggest
+from oars.spec.load import Manifest, build, dump, load_file, load_text
 
 HEADER = "apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nmetadata: {name: demo}\nspec:\n"
 GROUPS = HEADER + "  engine: dask\n  workers:\n  - {name: a, cpu: 2}\n  - {name: gpu, gpu: 1}\n"

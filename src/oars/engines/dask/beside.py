@@ -98,7 +98,7 @@ async def tasks_started(s: Any, ws: Any) -> Any:
     try:
         async with rpc(ws.address, connection_args=s.connection_args) as worker:
             return await asyncio.wait_for(ask_started(worker), ANSWER_SECONDS)
-    except (OSError, asyncio.TimeoutError):
+    except (OSError, TimeoutError):
         return None
 
 
@@ -137,7 +137,7 @@ async def move_results(s: Any, workers: list[Any], seconds: float) -> None:
         return
     try:
         await asyncio.wait_for(s.retire_workers(workers=addresses, close_workers=False, remove=False), seconds)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         manager = s.extensions.get("amm")
         for policy in list(manager.policies if manager else ()):
             if getattr(policy, "address", None) in addresses:
@@ -233,7 +233,7 @@ async def serve(scheduler: Any, line: bytes, end: asyncio.Task[bytes]) -> None:
         return
     try:
         reply: dict[str, Any] = {"ok": work.result()}
-    except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+    except (OSError, RuntimeError, TimeoutError) as error:
         reply = {"error": f"The Dask scheduler does not answer: {error or type(error).__name__}"}
     sys.stdout.write(json.dumps(reply) + "\n")
     sys.stdout.flush()

@@ -7,7 +7,7 @@ import contextlib
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, InvalidStateError
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
 from concurrent.futures import wait as wait_for_all
 from functools import partial
 from time import monotonic
@@ -109,7 +109,7 @@ class DaskExecutor(Executor):
         futures: list[Future[Any]] = [Future() for _ in calls]
         self._follow(futures)
         self._in_loop(self._sent, futures, remote)
-        return _in_order(futures, deadline)
+        return _in_order(futures[::-1], deadline)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:
@@ -179,9 +179,10 @@ class DaskExecutor(Executor):
             asyncio.ensure_future(self._await(future, result))  # noqa: RUF006 (held by what it waits for)
 
     async def _await(self, future: Future[Any], remote: Any) -> None:
-        await remote._state.wait()
+        while remote.status in ("pending", "lost"):  # lost: with its worker; it is computed again
+            await remote._state.wait()
         if remote.status != "finished":
-            self._fail(future, remote)
+            self._fail(future, remote, self._lost())
             return
         self._finished.append(future)
         if not self._fetching:
@@ -201,21 +202,22 @@ class DaskExecutor(Executor):
     async def _fetch(self, wanted: Mapping[Future[Any], Any]) -> None:
         try:
             values = await self._client.gather(list(wanted.values()), asynchronous=True)
-        except Exception:  # noqa: BLE001 (one was lost or cancelled meanwhile; which, each tells for itself)
+        except Exception as error:  # noqa: BLE001 (one was lost or cannot be read; which, each tells for itself)
             if len(wanted) > 1:
                 await asyncio.gather(*(self._fetch({future: remote}) for future, remote in wanted.items()))
                 return
+            lost = isinstance(error, OSError | CancelledError)
             for future, remote in wanted.items():
-                self._fail(future, remote)
+                self._fail(future, remote, self._lost() if lost else error)
             return
         for future, value in zip(wanted, values, strict=True):
             _settle(future, value)
 
-    def _fail(self, future: Future[Any], remote: Any) -> None:
+    def _fail(self, future: Future[Any], remote: Any, otherwise: Exception) -> None:
         if remote.status == "error":
             _settle(future, error=remote._state.exception.with_traceback(remote._state.traceback))
         else:
-            _settle(future, error=self._lost())
+            _settle(future, error=otherwise)
 
     def _lost(self) -> ClusterLost:
         return ClusterLost(
@@ -257,14 +259,13 @@ def _settle(future: Future[Any], value: Any = None, error: BaseException | None 
             future.set_exception(error)
 
 
-def _in_order(futures: list[Future[Any]], deadline: float | None) -> Iterator[Any]:
+def _in_order(last_first: list[Future[Any]], deadline: float | None) -> Iterator[Any]:
     """Results in the order of the calls, each forgotten when it is given; what nobody will ask for is cancelled."""
-    futures.reverse()
     try:
-        while futures:
-            yield futures.pop().result(None if deadline is None else deadline - monotonic())
+        while last_first:
+            yield last_first.pop().result(None if deadline is None else deadline - monotonic())
     finally:
-        for future in futures:
+        for future in last_first:
             future.cancel()
 
 

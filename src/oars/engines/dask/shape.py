@@ -63,6 +63,9 @@ def _check_config(spec: ClusterSpec) -> None:
         json.dumps(spec.dask.config, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SpecError(f"dask.config: {error}.", "Use texts, numbers, true, false, lists and maps.") from error
+    for name in ("distributed", "array", "dataframe"):
+        if not isinstance(spec.dask.config.get(name, {}), dict):
+            raise SpecError(f"dask.config.{name} is not a map.", "Write it as in dask.yaml.")
 
 
 def shape(spec: ClusterSpec) -> Shape:
@@ -96,10 +99,10 @@ def _head(spec: ClusterSpec) -> Group:
 
 def _preloads(spec: ClusterSpec) -> Iterator[str]:
     """With a preload on the command line Dask forgets those of the configuration."""
-    scheduler = spec.dask.config.get("distributed", {}).get("scheduler", {})
+    scheduler = spec.dask.config.get("distributed", {}).get("scheduler") or {}
     named = scheduler.get("preload") or []
     for name in [named] if isinstance(named, str) else named:
-        yield from ("--preload", name)
+        yield from ("--preload", str(name))
 
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:

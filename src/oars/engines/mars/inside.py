@@ -69,8 +69,13 @@ class Nodes(Page):
 class Leave(Page):
     async def post(self) -> None:
         request = self.body()
-        answers = {worker: await leave(self.address, worker, request["force"]) for worker in request["workers"]}
-        self.write(json.dumps(answers))
+        infos = await node_infos(self.address)
+        known = [worker for worker in request["workers"] if worker in infos]
+        for worker in known:  # all of them first, lest one hand its data to the next
+            await stop_work(self.address, worker, infos[worker])
+        steps = [] if request["force"] else [go_on(self.address, worker) for worker in known]
+        await asyncio.gather(*steps)
+        self.write(json.dumps({worker: "" if request["force"] else LEAVING[worker].waits_for for worker in known}))
 
 
 # nodes
@@ -126,38 +131,37 @@ class Leaving:
     since: float
     asked: float
     who: str
-    waits_for: str = "it has just been asked"
+    waits_for: str = "its data to be looked through"
     moved: float = 0.0
     step: asyncio.Task[str] | None = field(default=None, repr=False)
 
 
 LEAVING: dict[str, Leaving] = {}
+MOVING = asyncio.Lock()
 
 
-async def leave(supervisor: str, worker: str, force: bool) -> str:
-    """Takes the worker a step further; what it still waits for."""
+async def stop_work(supervisor: str, worker: str, info: dict[str, Any]) -> None:
+    """It gets no new work from now on."""
     now = time.time()
-    infos = await node_infos(supervisor)
-    if worker not in infos:
-        return ""
-    who = who_is(infos[worker])
-    leaving = LEAVING.get(worker)
-    if leaving is None or leaving.who != who:
-        leaving = LEAVING[worker] = Leaving(now, now, who)
-    leaving.asked = now
-    if infos[worker]["status"].name == "READY":
-        leaving.since = now
+    who = who_is(info)
+    if worker not in LEAVING or LEAVING[worker].who != who:
+        LEAVING[worker] = Leaving(now, now, who)
+    LEAVING[worker].asked = now
+    if info["status"].name == "READY":
+        LEAVING[worker].since = now
         await set_status(supervisor, worker, "STOPPING", who)
         await (await resources(supervisor)).refresh_bands()
-    if force:
-        return ""
+
+
+async def go_on(supervisor: str, worker: str) -> None:
+    """Takes it a step further, in the background if that lasts."""
+    leaving = LEAVING[worker]
     if leaving.step is None:
-        leaving.step = asyncio.ensure_future(empty(supervisor, worker, leaving))
+        leaving.step = asyncio.ensure_future(empty_alone(supervisor, worker, leaving))
     await asyncio.wait([leaving.step], timeout=0.5)
     if leaving.step.done():
         leaving.waits_for = outcome(leaving.step)
         leaving.step = None
-    return leaving.waits_for
 
 
 def outcome(step: asyncio.Task[str]) -> str:
@@ -176,6 +180,12 @@ async def take_back(supervisor: str) -> None:
             continue
         if info["update_time"] > leaving.asked + FORGOTTEN / 2:
             await set_status(supervisor, worker, "READY", leaving.who)
+
+
+async def empty_alone(supervisor: str, worker: str, leaving: Leaving) -> str:
+    """One at a time: what moves to a worker that is asked to leave a moment later must be seen there."""
+    async with MOVING:
+        return await empty(supervisor, worker, leaving)
 
 
 async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:

@@ -2,8 +2,8 @@
 
 One JSON object a line on stdin, one answer a line on stdout, {"ok": …} or {"error": "…"}:
 
-    {"op": "nodes", "address": "host:port"}                     → [{"node": id, "labels": {…}, "alive": bool, …}]
-    {"op": "drain", "address": …, "nodes": [id], "force": bool} → {id: {"accepted": bool, "message": "…"}}
+    {"op": "nodes", "address": "host:port"}                     → [{"node": id, "labels": {…}, …}]
+    {"op": "drain", "address": …, "nodes": [id], "force": bool} → {id: accepted}
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def of_ray(name: str) -> Any:
 
 
 def nodes(client: Any) -> list[dict[str, Any]]:
+    """The raylets that are alive."""
     alive = of_ray("core.generated.gcs_pb2").GcsNodeInfo.GcsNodeState.ALIVE
     states = activity(client)
     return [
         {
             "node": node.hex(),
             "labels": dict(info.labels),
-            "alive": info.state == alive,
             "address": f"{info.node_manager_address}:{info.node_manager_port}",
             **states.get(node.binary(), {}),
         }
-        for node, info in client.get_all_node_info(timeout=SECONDS).items()
+        for node, info in client.get_all_node_info(timeout=SECONDS, state_filter=alive).items()
     ]
 
 
@@ -95,22 +95,22 @@ def held(state: Any) -> int:
     return max(0, int(state.total_resources.get(name, 0) - state.available_resources.get(name, 0)))
 
 
-def drain(client: Any, wanted: list[str], force: bool) -> dict[str, dict[str, Any]]:
+def drain(client: Any, wanted: list[str], force: bool) -> dict[str, bool]:
     """Ask until one agrees or time is up: on a busy node the moments in which it has nothing to do are short."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while True:
         answers = {node: drain_one(client, node, force) for node in wanted}
-        if any(answer["accepted"] for answer in answers.values()) or time.monotonic() > deadline:
+        if any(answers.values()) or time.monotonic() > deadline:
             return answers
         time.sleep(DRAIN_PAUSE)
 
 
-def drain_one(client: Any, node: str, force: bool) -> dict[str, Any]:
+def drain_one(client: Any, node: str, force: bool) -> bool:
     reasons = of_ray("core.generated.autoscaler_pb2").DrainNodeReason
     reason = reasons.DRAIN_NODE_REASON_PREEMPTION if force else reasons.DRAIN_NODE_REASON_IDLE_TERMINATION
     until = int((time.time() + FORCED_SECONDS) * 1000) if force else 0
-    accepted, message = client.drain_node(node, reason, "scaled down", until, timeout=SECONDS)
-    return {"accepted": accepted, "message": message}
+    accepted, _ = client.drain_node(node, reason, "scaled down", until, timeout=SECONDS)
+    return bool(accepted)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from oars.engines.base import Access
 CONNECT_SECONDS = 5.0
 PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 NEVER = str(10**6)  # seconds after which Ray may end the user's process; the watch is there before
-AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GUARDED = ("get", "wait")
 

@@ -15,28 +15,34 @@ Node = Mapping[str, Any]
 
 
 async def look(wire: Wire) -> View:
-    """Who is there. The head counts as up when its own raylet does: before that no driver can connect."""
+    """Who is there. The head counts as up when its own raylet is: before that no driver can connect."""
     try:
         nodes = await _nodes(wire)
     except EngineUnreachable as error:
         return View(message=error.message)
-    members = {MemberId(node["labels"][MEMBER_LABEL]): _member(node) for node in nodes if node["alive"]}
+    members = {MemberId(node["labels"][MEMBER_LABEL]): _member(node) for node in nodes}
     if HEAD not in members:
         return View(message="Ray's head answers, but its raylet is not there yet")
     return View(up=True, members=members)
 
 
 async def _nodes(wire: Wire) -> list[Node]:
-    """All raylets of ours that the head remembers, dead ones too."""
+    """The raylets of ours that are alive. Of a member that was just replaced both may be, for a moment: the newer
+    one counts."""
     nodes = await wire.ask(BESIDE, {"op": "nodes", "address": _address(wire)})
-    return [node for node in nodes if MEMBER_LABEL in node["labels"]]
+    ours = [node for node in nodes if MEMBER_LABEL in node["labels"]]
+    return sorted(ours, key=lambda node: _is_current(wire, node))
+
+
+def _is_current(wire: Wire, node: Node) -> bool:
+    return node["labels"].get(INCARNATION_LABEL) == wire.incarnations.get(MemberId(node["labels"][MEMBER_LABEL]))
 
 
 def _address(wire: Wire) -> str:
     try:
         return wire.addresses[HEAD]["client"]
     except KeyError:
-        raise EngineUnreachable("The head has no address yet.") from None
+        raise EngineUnreachable("the head has no address yet") from None
 
 
 def _member(node: Node) -> MemberView:
@@ -52,31 +58,22 @@ def _member(node: Node) -> MemberView:
 async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
     """Ray itself refuses to let go of a raylet that works or holds the only copy of an object; we ask until it agrees.
     force: it stops taking work and goes, whatever it holds."""
-    nodes = await _nodes(wire)
-    found = {member: _raylet(wire, nodes, member) for member in members}
-    alive = [node["node"] for node in found.values() if node is not None and node["alive"]]
-    request = {"op": "drain", "address": _address(wire), "nodes": alive, "force": force}
-    answers = await wire.ask(BESIDE, request) if alive else {}
-    return [_drained(member, node, answers, force) for member, node in found.items()]
+    # Only raylets that run now: Ray agrees to drain any id, also one that it does not know.
+    nodes = {node["labels"][MEMBER_LABEL]: node for node in await _nodes(wire) if _is_current(wire, node)}
+    ids = [nodes[member]["node"] for member in members if member in nodes]
+    request = {"op": "drain", "address": _address(wire), "nodes": ids, "force": force}
+    accepted = await wire.ask(BESIDE, request) if ids else {}
+    return [_drained(member, nodes.get(member), accepted, force) for member in members]
 
 
-def _raylet(wire: Wire, nodes: Sequence[Node], member: MemberId) -> Node | None:
-    """The raylet of the member as it runs now, not of one that died before it: Ray agrees to drain any id."""
-    incarnation = wire.incarnations.get(member, "")
-    wanted = (member, incarnation)
-    mine = [n for n in nodes if (n["labels"][MEMBER_LABEL], n["labels"].get(INCARNATION_LABEL)) == wanted]
-    return next((node for node in mine if node["alive"]), mine[0] if mine else None)
-
-
-def _drained(member: MemberId, node: Node | None, answers: Mapping[str, Any], force: bool) -> Drained:
-    gone = node is None or not node["alive"]
-    if gone or force or answers[node["node"]]["accepted"]:
+def _drained(member: MemberId, node: Node | None, accepted: Mapping[str, bool], force: bool) -> Drained:
+    if node is None or force or accepted[node["node"]]:
         return Drained(member, True)
     return Drained(member, False, _reason(node))
 
 
 def _reason(node: Node) -> str:
-    """Ray's own words for why it is not idle, in ours."""
+    """Ray's words for why it is not idle, in ours."""
     activity = " ".join(node.get("activity", ()))
     reasons = []
     if "CPU" in activity or "GPU" in activity:

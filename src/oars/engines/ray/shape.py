@@ -42,7 +42,7 @@ PORT_OPTIONS = {
 }
 
 # Read when the engine runs, so members and clusters that differ in them can be forked from one Python.
-LATE_ENV = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+LATE_ENV = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 # A driver ends itself, with an error, when the head is gone for this long (Ray's default: a minute). One that missed
 # the change of heads would wait for ever, so a new head keeps still for a little longer. Members wait longer: on
@@ -118,10 +118,10 @@ def _driver_env(spec: ClusterSpec) -> dict[str, str]:
 
 
 def _auth(spec: ClusterSpec) -> dict[str, str]:
-    """Ray turns its token on by itself where it finds one of another cluster; so "none" must say so as well."""
+    """A token that the user's own environment or home directory has for another cluster must not come in between."""
     if spec.ray.auth == "none":
-        return {"RAY_AUTH_MODE": "disabled"}
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "$(secret.token)"}
+        return {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": ""}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "$(secret.token)"}
 
 
 def _head(spec: ClusterSpec) -> Group:
@@ -185,7 +185,7 @@ def _cpus(cpu: float) -> int:
 
 def _process(spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...]) -> Process:
     return Process(
-        argv=("ray", "start", *arguments, "--disable-usage-stats", "--block"),
+        argv=("ray", "start", *arguments, "--disable-usage-stats", "--log-color=false", "--block"),
         env={**MEMBER_ENV, **_auth(spec), **spec.env, **env},
         ports=ports,
         files={"launch.py": LAUNCH},

@@ -26,14 +26,11 @@ async def lines(path: Path, *, follow: bool = False, tail: int | None = None) ->
     """All lines, or the last ones, and with `follow` those still to come until the file is removed."""
     position = 0
     if tail is not None:
-        position = path.stat().st_size if path.exists() else 0
+        position = _size(path)
         for line in last_lines(path, tail):
             yield line
     rest = ""
-    while path.exists():
-        with open(path, "rb") as stream:
-            stream.seek(position)
-            data = stream.read()
+    while (data := _read_from(path, position)) is not None:
         position += len(data)
         *complete, rest = (rest + data.decode(errors="replace")).split("\n")
         for line in complete:
@@ -43,3 +40,16 @@ async def lines(path: Path, *, follow: bool = False, tail: int | None = None) ->
         await asyncio.sleep(FOLLOW_SECONDS)
     if rest:
         yield rest
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _read_from(path: Path, position: int) -> bytes | None:
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(position)
+            return stream.read()
+    except FileNotFoundError:
+        return None

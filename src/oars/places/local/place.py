@@ -138,10 +138,7 @@ class LocalPlace:
     async def _start(self, group: Group, entry: Entry) -> None:
         process = group.process
         values = self._values(entry, process)
-        scratch = Path(values["dir"])
-        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, text in process.files.items():
-            _write_file(scratch / "files" / name, fill(text, values))
+        _prepare_directory(Path(values["dir"]), fill_mapping(process.files, values))
         env = self._environment(process, entry, values)
         launch = Launch(
             argv=[fill(word, values) for word in process.argv], entry=fill(process.entry, values), env=env,
@@ -206,7 +203,7 @@ class LocalPlace:
             return
         left = [
             found.identity for found in marked(self._intent.mark)
-            if found.member == f"{entry.id}:{entry.incarnation}" or (entry.pid is not None and found.session == entry.pid)
+            if found.member == f"{entry.id}:{entry.incarnation}" or found.session == entry.pid
         ]  # fmt: skip
         for identity in left:
             send(identity, signal.SIGKILL)
@@ -286,6 +283,12 @@ def _claimed_ports(clusters: Path) -> set[int]:
         for entry in read_book(ledger).entries.values():
             claimed.update(entry.ports.values())
     return claimed
+
+
+def _prepare_directory(scratch: Path, files: Mapping[str, str]) -> None:
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, text in files.items():
+        _write_file(scratch / "files" / name, text)
 
 
 def _write_file(path: Path, text: str) -> None:

@@ -115,10 +115,10 @@ def send(identity: Identity, number: signal.Signals) -> bool:
     return True
 
 
-async def gone(identities: Iterable[Identity], timeout: float) -> bool:
+async def gone(identities: Iterable[Identity], seconds: float) -> bool:
     """Wait until all of them have ended; False if the time was not enough."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(seconds):
             await asyncio.gather(*(_gone(identity) for identity in identities))
     except TimeoutError:
         return False

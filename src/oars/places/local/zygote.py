@@ -5,7 +5,7 @@ It is told what to do in JSON lines on the socket whose descriptor is its first 
 
     {"op": "preload", "modules": [...]}                               → {"preloaded": […], "failed": {module: error}}
     {"op": "spawn", "id": n, "argv": […], "entry": "m:f", "env": {…}, "cwd": …, "log": path, "pipe": bool}
-                                                                      → {"spawned": n, "pid": …} | {"spawned": n, "error": …}
+                                                                      → {"spawned": n, "pid": …} or {…, "error": …}
     a child ends                                                      → {"exited": pid, "status": wait status}
 
 With "pipe" a descriptor comes with the message and becomes the child's stdin and stdout. End of file: the keeper is

@@ -1,0 +1,156 @@
+"""Identity, ledger, ports, logs and store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
+from oars.model import Cause, Failure, MemberId, Notes, Retiring, Role
+from oars.places.ledger import Book, Entry, read_book, write_book
+from oars.places.local import logs, ports
+from oars.places.local.process import boot_id, describe_exit, gone, identify, marked, send
+from oars.places.local.store import Intent, Report, Store
+from oars.spec.status import Phase, Status
+
+W0 = MemberId("worker-0")
+
+
+def intent(name: str = "demo") -> Intent:
+    return Intent(name, {"engine": "toy"}, {}, "python", "mark", 1.0, boot=boot_id())
+
+
+class TestIdentity:
+    def test_a_process_is_itself_and_no_other(self) -> None:
+        me = identify(os.getpid())
+        assert me is not None and me.alive()
+        assert not replace(me, start=me.start + 1).alive()
+        assert not replace(me, boot="another").alive()
+
+    def test_signals_reach_only_the_one_that_is_meant(self) -> None:
+        child = subprocess.Popen(["sleep", "60"])
+        try:
+            identity = identify(child.pid)
+            assert identity is not None
+            assert not send(replace(identity, start=1), signal.SIGKILL)
+            assert child.poll() is None
+            assert send(identity, signal.SIGKILL)
+            assert asyncio.run(gone([identity], 5))
+        finally:
+            child.kill()
+            child.wait()
+        assert identify(child.pid) is None and not send(identity, signal.SIGTERM)
+
+    def test_marked_processes_are_found_with_their_member(self) -> None:
+        env = {**os.environ, "OARS_MARK": "a-mark-of-this-test", "OARS_MEMBER": "worker-0:1"}
+        child = subprocess.Popen(["sleep", "60"], env=env)
+        try:
+            (found,) = marked("a-mark-of-this-test")
+            assert (found.identity.pid, found.member) == (child.pid, "worker-0:1")
+        finally:
+            child.kill()
+            child.wait()
+
+    @pytest.mark.parametrize(("status", "words"), [(9, "was killed by SIGKILL"), (256, "ended with exit code 1")])
+    def test_exits_in_words(self, status: int, words: str) -> None:
+        assert describe_exit(status) == words
+
+
+def test_the_ledger_keeps_everything(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    assert read_book(path) == Book()
+    notes = Notes({W0: Retiring(1.0, True, "x")}, {W0: Failure(2, 1.0, 3.0, "4", "died", ("a", "b"))})
+    entry = Entry(W0, Role.WORKER, "default", 4, "1", 2.0, {"client": 20001}, 99, 5, "boot", "", litter=("/x-$(pid)",))
+    book = Book(notes=notes).with_entry(entry)
+    write_book(path, book)
+    assert read_book(path) == book and book.incarnations == 4
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert book.without(W0).incarnations == 4
+
+
+class TestPorts:
+    def test_claimed_and_busy_ports_are_not_given_away(self) -> None:
+        with socket.socket() as busy:
+            busy.bind(("127.0.0.1", 0))
+            claimed = set(range(ports.FIRST, ports.LAST - 5))
+            found = ports.free_ports(3, claimed)
+            assert len(set(found)) == 3 and not claimed & set(found)
+
+    def test_none_left(self) -> None:
+        with pytest.raises(StartFailed, match="No 1 free ports"):
+            ports.free_ports(1, range(ports.FIRST, ports.LAST + 1))
+
+
+class TestLogs:
+    def lines(self, path: Path, tail: int | None = None) -> list[str]:
+        async def collect() -> list[str]:
+            return [line async for line in logs.lines(path, tail=tail)]
+
+        return asyncio.run(collect())
+
+    def test_all_and_the_last(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        assert self.lines(path) == [] and logs.last_lines(path, 3) == ()
+        path.write_bytes(b"one\ntwo\nthr\xffee")
+        assert self.lines(path) == ["one", "two", "thr\ufffdee"]
+        assert self.lines(path, tail=2) == ["two", "thr\ufffdee"]
+
+    def test_follow_ends_when_the_file_goes(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        path.write_text("one\n")
+
+        async def follow() -> list[str]:
+            seen = []
+            async for line in logs.lines(path, follow=True):
+                seen.append(line)
+                if line == "one":
+                    with path.open("a") as stream:
+                        stream.write("two\n")
+                else:
+                    path.unlink()
+            return seen
+
+        assert asyncio.run(follow()) == ["one", "two"]
+
+
+class TestStore:
+    def test_a_name_is_given_once(self, own_state: Path) -> None:
+        store = Store(own_state)
+        directory = store.create(intent(), {"token": b"secret"})
+        assert directory.read_intent() == intent()
+        assert (directory.secrets / "token").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(NameInUse, match="demo"):
+            store.create(intent(), {})
+        assert store.names() == ["demo"]
+        assert [path.name for path in own_state.iterdir()] == ["clusters"]
+
+    def test_changes_count_on(self, own_state: Path) -> None:
+        directory = Store(own_state).create(intent(), {})
+        assert directory.change_intent(running=False).generation == 2
+        assert not directory.read_intent().running
+
+    def test_what_is_not_there(self, own_state: Path) -> None:
+        store = Store(own_state)
+        assert store.names() == []
+        with pytest.raises(NotFound):
+            store.cluster("demo").read_intent()
+        assert store.cluster("demo").read_report() is None
+
+    def test_a_state_directory_that_cannot_be(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(OarsError, match="cannot be written") as caught:
+            Store(tmp_path / "file").create(intent(), {})
+        assert "OARS_STATE_DIR" in caught.value.hint
+
+    def test_reports_survive_the_way_through_json(self, own_state: Path) -> None:
+        directory = Store(own_state).create(intent(), {})
+        report = Report(Status("demo", "toy", "local", Phase.READY, generation=3), (Cause("R", "m", "t", ("l",)),))
+        directory.write_report(report)
+        assert directory.read_report() == report
