@@ -53,7 +53,7 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     steps: list[Step] = [*head]
     if lost:
         steps.append(Remove(tuple(sorted(lost)), "the head was lost", grace=0.0))
-    head_is_coming = bool(head) or _running(observed.member(HEAD)) or observed.heals
+    head_is_coming = bool(head) or _there(observed.member(HEAD)) or observed.heals
     for plan in plans:
         if head_is_coming:
             steps += _ensure(plan, observed, failures, lost, now)
@@ -67,7 +67,7 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
 def ready(member: Member, observed: Observed, view: View) -> bool:
     """Does the engine list this very incarnation, with the head that is there now?"""
     head = observed.member(HEAD)
-    if member.state is not MemberState.RUNNING or not view.up or not _running(head):
+    if member.state is not MemberState.RUNNING or not view.up or not _there(head):
         return False
     if member.role is Role.HEAD:
         return True
@@ -113,21 +113,22 @@ def _failure(member: Member, before: Failure | None, now: float) -> Failure:
 
 
 def _serves(worker: Member, head: Member | None) -> bool:
-    return _running(head) and head is not None and worker.head == head.incarnation
+    return _there(head) and head is not None and worker.head == head.incarnation
 
 
-def _running(member: Member | None) -> bool:
-    return member is not None and member.state is MemberState.RUNNING
+def _there(member: Member | None) -> bool:
+    """It runs, or is about to."""
+    return member is not None and member.state is not MemberState.EXITED
 
 
 def _orphans(observed: Observed) -> set[MemberId]:
-    """Running workers whose head is gone or is another one than they were started with."""
+    """Workers whose head is gone or is another one than they were started with."""
     head = observed.member(HEAD)
-    return {m.id for m in observed.members if m.role is Role.WORKER and _running(m) and not _serves(m, head)}
+    return {m.id for m in observed.members if m.role is Role.WORKER and _there(m) and not _serves(m, head)}
 
 
 def _head_steps(desired: Desired, observed: Observed, failures: Mapping[MemberId, Failure], now: float) -> list[Step]:
-    if _running(observed.member(HEAD)) or not _may_start(HEAD, failures, now):
+    if _there(observed.member(HEAD)) or not _may_start(HEAD, failures, now):
         return []
     return [Ensure(desired.shape.head, (HEAD,))]
 
@@ -159,7 +160,7 @@ def _keep_rank(member: Member, observed: Observed, view: View) -> tuple[bool, bo
     """Smallest goes first: dead, not ready, least data, longest idle, newest."""
     seen = view.members.get(member.id)
     held, idle = (seen.held, seen.idle) if seen else (0, 0.0)
-    return (_running(member), ready(member, observed, view), held, -idle, -names.index(member.id))
+    return (_there(member), ready(member, observed, view), held, -idle, -names.index(member.id))
 
 
 def _take_back(retiring: Mapping[MemberId, Retiring], count: int) -> dict[MemberId, Retiring]:
@@ -177,7 +178,7 @@ def _ensure(
     plan: _GroupPlan, observed: Observed, failures: Mapping[MemberId, Failure], lost: set[MemberId], now: float
 ) -> Iterable[Step]:
     def runs(member: MemberId) -> bool:
-        return _running(observed.member(member)) and member not in lost
+        return _there(observed.member(member)) and member not in lost
 
     wanted = tuple(m for m in plan.wanted if runs(m) or _may_start(m, failures, now))
     if not all(runs(m) for m in wanted):
@@ -188,7 +189,7 @@ def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring]) -> Iterab
     to_drain: list[MemberId] = []
     to_remove: list[MemberId] = []
     for member, state in sorted(retiring.items()):
-        done = state.drained or not _running(observed.member(member))
+        done = state.drained or not _there(observed.member(member))
         (to_remove if done else to_drain).append(member)
     if to_drain:
         yield Drain(tuple(to_drain))

@@ -95,6 +95,9 @@ def _draining(desired: Desired, observed: Observed) -> Iterable[Cause]:
 
 
 def _starting(observed: Observed, view: View) -> Iterable[Cause]:
+    loading = [m for m in observed.members if m.state is MemberState.WAITING]
+    if loading:
+        yield Cause("Loading", f"Starting {_listed([m.id for m in loading])}: {loading[0].reason}.")
     head = observed.member(HEAD)
     if head is not None and head.state is MemberState.RUNNING and not view.up:
         yield Cause("HeadStarting", f"The head runs but does not answer yet{_detail(view)}.", "", head.tail[-LINES:])
@@ -105,8 +108,11 @@ def _starting(observed: Observed, view: View) -> Iterable[Cause]:
         and m.id not in observed.notes.retiring
     ]  # fmt: skip
     if waiting:
-        names = ", ".join(m.id for m in waiting[:5]) + (", …" if len(waiting) > 5 else "")
-        yield Cause("WorkersStarting", f"Waiting for {names} to join the head.")
+        yield Cause("WorkersStarting", f"Waiting for {_listed([m.id for m in waiting])} to join the head.")
+
+
+def _listed(members: list[MemberId]) -> str:
+    return ", ".join(members[:5]) + (", …" if len(members) > 5 else "")
 
 
 def _detail(view: View) -> str:

@@ -136,6 +136,11 @@ async def _start(place: Place, desired: Desired) -> None:
     await place.ensure(desired, Ensure(desired.shape.head, (HEAD,)))
     group = replace(desired.shape.workers[0])
     await place.ensure(desired, Ensure(group, tuple(_workers(desired))))
+    await _until(lambda: _all_started(place))
+
+
+async def _all_started(place: Place) -> bool:
+    return all(m.state is not MemberState.WAITING for m in (await place.observe()).members)
 
 
 async def _state_is(place: Place, member: MemberId, state: MemberState) -> bool:

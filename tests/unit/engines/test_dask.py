@@ -138,7 +138,9 @@ class TestCheck:
             engine.check(spec(**data))
 
     def test_what_it_can(self) -> None:
-        engine.check(spec(workers=[{"gpu": 1, "resources": {"disk": 1}}], dask={"config": {"array.chunk-size": "1MiB"}}))
+        engine.check(
+            spec(workers=[{"gpu": 1, "resources": {"disk": 1}}], dask={"config": {"array.chunk-size": "1MiB"}})
+        )
 
 
 class FakeWire:

@@ -206,9 +206,7 @@ async def put_back(names: list[str], dask_scheduler: Any) -> None:
 
 
 async def run_inside(scheduler: Any, function: Any, **arguments: Any) -> Any:
-    answer = await scheduler.run_function(
-        function=pickle.dumps(function), kwargs=pickle.dumps(arguments), wait=True
-    )
+    answer = await scheduler.run_function(function=pickle.dumps(function), kwargs=pickle.dumps(arguments), wait=True)
     if answer["status"] == "OK":
         return answer["result"]
     _, error, _ = clean_exception(**answer)

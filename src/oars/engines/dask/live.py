@@ -24,7 +24,7 @@ async def look(wire: Wire) -> View:
         return View(up=True, members=dict(map(_member, answer["workers"])))
     except EngineUnreachable as error:
         return View(message=error.message)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return View(message="what answers on the dashboard's port is no scheduler of Oars")
 
 

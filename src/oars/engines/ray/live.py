@@ -35,7 +35,8 @@ async def _nodes(wire: Wire) -> list[Node]:
 
 
 def _is_current(wire: Wire, node: Node) -> bool:
-    return node["labels"].get(INCARNATION_LABEL) == wire.incarnations.get(MemberId(node["labels"][MEMBER_LABEL]))
+    labels = node["labels"]
+    return bool(labels.get(INCARNATION_LABEL) == wire.incarnations.get(MemberId(labels[MEMBER_LABEL])))
 
 
 def _address(wire: Wire) -> str:

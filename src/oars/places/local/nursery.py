@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from oars.base.errors import StartFailed
-from oars.places.local.process import describe_exit
+from oars.places.local.process import describe_exit, identify, send
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
 SPAWN_SECONDS = 60.0  # importing an engine on a cold, busy machine takes long
 HISTORY = 1000  # children whose end is remembered
 EXIT_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -140,26 +142,34 @@ class Nursery:
             self._child(message["exited"]).set_result(describe_exit(message["status"]))
             self._on_exit()
         elif "spawned" in message:
-            future = self._spawned.get(message["spawned"])
-            if future is None or future.done():
-                return
-            if "error" in message:
-                future.set_exception(StartFailed(f"Could not fork: {message['error']}."))
-            else:
-                self._child(message["pid"])
-                future.set_result(message["pid"])
+            self._hear_spawned(message)
         else:
             self.failed.update(message["failed"])
 
-    async def close(self) -> None:
-        """The zygote ends at end of file; its children stay."""
+    def _hear_spawned(self, message: dict[str, Any]) -> None:
+        future = self._spawned.get(message["spawned"])
+        if future is None or future.done():
+            identity = identify(message.get("pid", 0))
+            if identity is not None:  # whoever asked has given up meanwhile, and nobody else will ever end it
+                send(identity, signal.SIGKILL)
+        elif "error" in message:
+            future.set_exception(StartFailed(f"Could not fork: {message['error']}."))
+        else:
+            self._child(message["pid"])
+            future.set_result(message["pid"])
+
+    async def close(self, *, kill: bool = False) -> None:
+        """The zygote ends at end of file, when it has done what it was told; killed, it ends at once. Its children
+        stay."""
+        if kill:
+            self._process.kill()
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._reader
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, 5)
+            await asyncio.to_thread(self._process.wait, CLOSE_SECONDS)
             return
         self._process.kill()
         self._process.wait()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
 from oars.model import (
     HEAD,
@@ -30,13 +31,13 @@ from oars.model import (
 )
 from oars.places.ledger import Book, Entry, locked, read_book, write_book
 from oars.places.local import logs
-from oars.places.local.nursery import Launch, Nursery, base_environment
 from oars.places.local.ports import free_ports
-from oars.places.local.process import MARK, MEMBER, ExitWatch, Identity, gone, identify, marked, send
+from oars.places.local.process import ExitWatch, Identity, gone, identify, marked, send
+from oars.places.local.starter import Starter
 from oars.places.local.store import ClusterDir, Intent, Report
 from oars.places.local.values import HOST, member_values
 from oars.places.local.wire import Helpers, LocalWire
-from oars.plan.fill import fill, fill_mapping
+from oars.plan.fill import fill
 from oars.spec.status import Status
 
 TAIL_LINES = 20
@@ -54,10 +55,10 @@ class LocalPlace:
         self._dir = directory
         self._intent = intent
         self._head = head
-        self._environ = environ
         self._wake = wake
         self._book = read_book(directory.ledger_file)
-        self._nurseries: dict[tuple[tuple[str, str], ...], Nursery] = {}
+        self._starter = Starter(directory, intent, environ, wake)
+        self._starting: dict[MemberId, asyncio.Task[None]] = {}
         self._exits = ExitWatch(wake)
         self._helpers = Helpers(self._start_helper)
         self._report: Report | None = None
@@ -66,46 +67,40 @@ class LocalPlace:
     # observe
 
     async def observe(self) -> Observed:
-        members = []
-        for entry in list(self._book.entries.values()):
-            identity = _identity(entry)
-            if identity is not None and identity.alive():
-                self._exits.watch(identity)
-                members.append(self._member(entry, MemberState.RUNNING))
-            else:
-                members.append(self._member(await self._with_exit_reason(entry), MemberState.EXITED))
+        members = [await self._member(entry) for entry in list(self._book.entries.values())]
         return Observed(tuple(members), self._book.notes)
 
-    def _member(self, entry: Entry, state: MemberState) -> Member:
-        running = state is MemberState.RUNNING
+    async def _member(self, entry: Entry) -> Member:
+        state, reason = await self._state(entry)
+        exited = state is MemberState.EXITED
         return Member(
             id=entry.id, role=entry.role, group=entry.group, state=state, incarnation=str(entry.incarnation),
-            head=entry.head, started=entry.started, pid=entry.pid if running else None,
-            address=next((f"{HOST}:{port}" for port in entry.ports.values()), ""),
-            reason="" if running else entry.exit_reason,
-            tail=() if running else logs.last_lines(self._dir.log_file(entry.id), TAIL_LINES),
+            head=entry.head, started=entry.started, pid=entry.pid if state is MemberState.RUNNING else None,
+            address=next((f"{HOST}:{port}" for port in entry.ports.values()), ""), reason=reason,
+            tail=logs.last_lines(self._dir.log_file(entry.id), TAIL_LINES) if exited else (),
         )  # fmt: skip
 
-    async def _with_exit_reason(self, entry: Entry) -> Entry:
-        if entry.exit_reason or entry.pid is None:
-            return replace(entry, exit_reason=entry.exit_reason or "could not be started")
-        reasons = [await nursery.exit_reason(entry.pid) for nursery in self._nurseries.values()]
-        entry = replace(entry, exit_reason=next(filter(None, reasons), "ended, nobody saw how"))
-        self._keep(self._book.with_entry(entry))
-        return entry
+    async def _state(self, entry: Entry) -> tuple[MemberState, str]:
+        identity = _identity(entry)
+        if identity is not None and identity.alive():
+            self._exits.watch(identity)
+            return MemberState.RUNNING, ""
+        if entry.id in self._starting:
+            return MemberState.WAITING, "the engine is being loaded"
+        if not entry.exit_reason:
+            reason = await self._starter.exit_reason(entry.pid) if entry.pid else "could not be started"
+            entry = replace(entry, exit_reason=reason or "ended, nobody saw how")
+            self._keep(self._book.with_entry(entry))
+        return MemberState.EXITED, entry.exit_reason
 
     # ensure
 
     async def ensure(self, desired: Desired, step: Ensure) -> None:
-        running = {m.id for m in (await self.observe()).members if m.state is MemberState.RUNNING}
-        missing = [member for member in step.members if member not in running]
-        for member in missing:
-            await self._sweep(self._book.entries.get(member))
-        entries = self._enter(step.group, missing)
-        results = await asyncio.gather(*(self._start(step.group, entry) for entry in entries), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        there = {m.id for m in (await self.observe()).members if m.state is not MemberState.EXITED}
+        missing = [member for member in step.members if member not in there]
+        await asyncio.gather(*(self._sweep(self._book.entries.get(member)) for member in missing))
+        for entry in self._enter(step.group, missing):
+            self._starting[entry.id] = asyncio.create_task(self._start(step.group, entry))
 
     def _enter(self, group: Group, members: list[MemberId]) -> list[Entry]:
         """Write down what is about to be started, with its ports, before anything is."""
@@ -136,47 +131,22 @@ class LocalPlace:
         )  # fmt: skip
 
     async def _start(self, group: Group, entry: Entry) -> None:
-        process = group.process
-        values = self._values(entry, process)
-        _prepare_directory(Path(values["dir"]), fill_mapping(process.files, values))
-        env = self._environment(process, entry, values)
-        launch = Launch(
-            argv=[fill(word, values) for word in process.argv], entry=fill(process.entry, values), env=env,
-            cwd=self._cwd(), log=str(self._dir.log_file(entry.id)), title=entry.id,
-        )  # fmt: skip
-        pid = await self._nursery(process, env).spawn(launch)
-        identity = identify(pid)
-        if identity is None:  # it has ended already; the exit reason will tell
-            identity = Identity(pid, 0, "")
-        self._keep(self._book.with_entry(replace(entry, pid=pid, start=identity.start, boot=identity.boot)))
-        log.info(pairs("started", member=entry.id, pid=pid, incarnation=entry.incarnation))
-
-    def _environment(self, process: Process, entry: Entry, values: Mapping[str, str]) -> dict[str, str]:
-        marks = {MARK: self._intent.mark, MEMBER: f"{entry.id}:{entry.incarnation}"}
-        base = base_environment(self._environ, self._intent.python)
-        base["PYTHONPATH"] = os.pathsep.join(self._intent.import_path)
-        return {**base, "TMPDIR": values["dir"], **fill_mapping(process.env, values), **marks}
-
-    def _cwd(self) -> str:
-        """Where the user was, so that tasks find the same files; the state directory if that is gone."""
-        return self._intent.cwd if os.path.isdir(self._intent.cwd) else str(self._dir.path)
+        """In the background: the engine's import, which the first start waits for, takes seconds."""
+        try:
+            pid = await self._starter.start(entry, group.process, self._values(entry, group.process))
+            # One that has ended already has no identity; its exit reason will tell.
+            identity = identify(pid) or Identity(pid, 0, "")
+            entry = replace(entry, pid=pid, start=identity.start, boot=identity.boot, started=time.time())
+            log.info(pairs("started", member=entry.id, pid=pid, incarnation=entry.incarnation))
+        except (OarsError, OSError) as error:
+            log.warning(pairs("not started", member=entry.id, error=error))
+            entry = replace(entry, exit_reason=f"could not be started ({error})")
+        self._keep(self._book.with_entry(entry))
+        del self._starting[entry.id]
+        self._wake()
 
     def _values(self, entry: Entry, process: Process) -> dict[str, str]:
         return member_values(self._dir, self._book, entry, process)
-
-    def _nursery(self, process: Process, env: Mapping[str, str]) -> Nursery:
-        """The zygote whose imports saw the same environment, as far as it matters at import time."""
-        late = {*process.late_env, MEMBER, "TMPDIR"}
-        early = {name: text for name, text in process.env.items() if name not in late}
-        key = tuple(sorted((name, env[name]) for name in early))
-        nursery = self._nurseries.get(key)
-        if nursery is None or not nursery.alive:
-            plain = {name: value for name, value in env.items() if name not in late or name == "TMPDIR"}
-            plain["TMPDIR"] = str(self._dir.members)
-            nursery = Nursery(self._intent.python, plain, self._dir.keeper_log, self._wake)
-            self._nurseries[key] = nursery
-        nursery.preload(process.preload)
-        return nursery
 
     # remove
 
@@ -190,6 +160,9 @@ class LocalPlace:
 
     async def _end(self, entry: Entry, grace: float | None) -> None:
         """Ask it to end, wait, then end everything that is left of it."""
+        starting = self._starting.pop(entry.id, None)
+        if starting is not None:
+            starting.cancel()
         patience = entry.grace if grace is None else grace
         identity = _identity(entry)
         if identity is not None and patience > 0 and send(identity, getattr(signal, f"SIG{entry.signal}")):
@@ -236,14 +209,8 @@ class LocalPlace:
         return LocalWire(addresses, incarnations, self._values(head, self._head.process) if head else {}, self._helpers)
 
     async def _start_helper(self, script: str, pipe: socket.socket) -> None:
-        head = self._book.entries[HEAD]
-        values = self._values(head, self._head.process)
-        path = self._dir.members / "beside.py"
-        _write_file(path, script)
-        env = self._environment(self._head.process, head, values)
-        log_file = str(self._dir.log_file("beside"))
-        launch = Launch([str(path)], str(path), env, str(self._dir.members), log_file, "beside")
-        await self._nursery(self._head.process, env).spawn(launch, pipe)
+        head, process = self._book.entries[HEAD], self._head.process
+        await self._starter.start_helper(script, pipe, head, process, self._values(head, process))
 
     def logs(self, member: MemberId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
         return logs.lines(self._dir.log_file(member), follow=follow, tail=tail)
@@ -263,10 +230,13 @@ class LocalPlace:
         """Let go; the members stay as they are."""
         self._exits.close()
         self._helpers.close()
-        await asyncio.gather(*(nursery.close() for nursery in self._nurseries.values()))
+        for task in self._starting.values():
+            task.cancel()
+        await self._starter.close()
 
     async def sweep_all(self) -> None:
         """The cluster is over: end everything that still carries its mark."""
+        await self._starter.close(kill=True)
         left = [found.identity for found in marked(self._intent.mark)]
         for identity in left:
             send(identity, signal.SIGKILL)
@@ -283,19 +253,6 @@ def _claimed_ports(clusters: Path) -> set[int]:
         for entry in read_book(ledger).entries.values():
             claimed.update(entry.ports.values())
     return claimed
-
-
-def _prepare_directory(scratch: Path, files: Mapping[str, str]) -> None:
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, text in files.items():
-        _write_file(scratch / "files" / name, text)
-
-
-def _write_file(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
 
 
 def _remove_path(path: Path) -> None:

@@ -102,7 +102,7 @@ def spawn(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> 
         become(channel, message, pipe)
         code = run(message["entry"])
     except BaseException:  # noqa: BLE001 (the last frame of a process: report, then end it)
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -1,0 +1,310 @@
+"""What Oars promises of Dask in particular, on real clusters. Drivers run in Dask's own environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oars import Cluster
+from oars.spec.load import build
+from oars.testing.driver import DriverProgram, run_driver
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+
+CONNECT = """
+import os, time
+from distributed import Client, get_worker, wait
+def workers(): return {w["name"]: a for a, w in client.scheduler_info(n_workers=-1)["workers"].items()}
+if __name__ == "__main__":
+    client = Client()
+"""
+
+
+def dask(workers: int | list[dict[str, Any]], **more: Any) -> Cluster:
+    groups = [{"replicas": workers, "memory": "1Gi"}] if isinstance(workers, int) else workers
+    return Cluster(build({"engine": "dask", "workers": groups, **more}).spec, timeout="120s")
+
+
+def program(body: str, functions: str = "") -> str:
+    indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    return functions + CONNECT + indented
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def members(cluster: Cluster) -> set[str]:
+    return {member.id for member in cluster.members()}
+
+
+def why(cluster: Cluster) -> str:
+    return " ".join(cause.message for cause in cluster.why())
+
+
+class TestDrain:
+    def test_a_running_task_ends_where_it_is_and_queued_ones_go_elsewhere(self) -> None:
+        source = program(
+            """
+names = sorted(workers())
+first = [client.submit(log, n, 4, workers=[a], pure=False) for n, a in enumerate(workers().values())]
+time.sleep(1)
+queued = [client.submit(log, n, 0.1, workers=[a], allow_other_workers=True, pure=False)
+          for n in range(100, 110) for a in workers().values()]
+print("busy", flush=True)
+runs = client.gather(first + queued)
+print("all ran once:", len(runs) == len(set(runs)) == 33 == len(open("runs").readlines()), flush=True)
+""",
+            """
+def log(number, seconds):
+    import os, time
+    with open(PATH, "a") as runs: runs.write(f"{number} {os.getpid()} {time.time()}\\n")
+    time.sleep(seconds)
+    return number, os.getpid(), time.time()
+import tempfile
+PATH = os.path.join(tempfile.mkdtemp(), "runs") if __name__ == "__main__" else ""
+""".replace("import tempfile", "import os, tempfile"),
+        ).replace('open("runs")', "open(PATH)")
+        with dask(3) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("busy")
+            start = time.monotonic()
+            cluster.scale(1)
+            until(lambda: len(members(cluster)) == 2)
+            assert time.monotonic() - start > 1.0, "workers went while their tasks ran"
+            assert driver.expect("all ran once").endswith("True")
+
+    def test_copies_on_two_workers_that_go_together(self) -> None:
+        """Dask's own retire_workers loses them."""
+        source = program("""
+client.amm.stop()
+a, b, c = (address for _, address in sorted(workers().items()))
+kept = client.scatter(b"x" * 1000, workers=[c])
+both = client.scatter(b"y" * 1000, workers=[a])
+big = client.submit(bytes, 30_000_000, workers=[STAYS], pure=False)
+client.replicate([both], n=2, workers=[a, b])
+wait(big)
+print("held", flush=True)
+input()
+print("there:", both.result() == b"y" * 1000 and kept.result() == b"x" * 1000, flush=True)
+""").replace("STAYS", "c")
+        with dask(3) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("held")
+            cluster.scale(1)
+            until(lambda: len(members(cluster)) == 2)
+            driver.tell()
+            assert driver.expect("there:").endswith("True")
+
+    def test_the_last_worker_stays_while_it_holds_results(self) -> None:
+        source = program("""
+held = client.submit(bytes, 1_000_000, pure=False)
+wait(held)
+print("held", flush=True)
+input()
+print("there:", len(held.result()) == 1_000_000, flush=True)
+held.release()
+input()
+""")
+        with dask(1) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("held")
+            cluster.scale(0)
+            until(lambda: "no other worker can take" in why(cluster))
+            driver.tell()
+            assert driver.expect("there:").endswith("True")
+            until(lambda: members(cluster) == {"head"})
+
+    def test_an_actor_keeps_its_worker_unless_forced(self) -> None:
+        source = program(
+            """
+counter = client.submit(Counter, actor=True).result()
+counter.up().result()
+print("acting", flush=True)
+input()
+print("count:", counter.up().result(), flush=True)
+input()
+try:
+    counter.up().result()
+except Exception as error:
+    print("lost:", error, flush=True)
+""",
+            """
+class Counter:
+    n = 0
+    def up(self):
+        self.n += 1
+        return self.n
+""",
+        )
+        with dask(1) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("acting")
+            cluster.scale(0)
+            until(lambda: "1 actor (Counter)" in why(cluster))
+            driver.tell()
+            assert driver.expect("count:").endswith("2")
+            cluster.scale(0, force=True)
+            until(lambda: members(cluster) == {"head"})
+            driver.tell()
+            driver.expect("lost:")
+
+    def test_more_workers_wanted_again_while_one_drains(self) -> None:
+        source = program("""
+busy = [client.submit(time.sleep, 5, workers=[a], pure=False) for a in workers().values()]
+time.sleep(1)
+print("busy", flush=True)
+input()
+used = client.gather([client.submit(lambda: get_worker().name, workers=[a], pure=False) for a in workers().values()])
+print("used:", len(set(used)), flush=True)
+""")
+        with dask(2) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("busy")
+            cluster.scale(1)
+            until(lambda: "running task" in why(cluster) or "Stopping" in {m.phase for m in cluster.members()})
+            cluster.scale(2)
+            cluster.wait(timeout="60s")
+            driver.tell()
+            assert driver.expect("used:").endswith("2")
+
+    def test_an_array_that_is_being_rearranged_comes_out_right(self) -> None:
+        source = program("""
+import numpy
+import dask.array as da
+x = da.random.default_rng(7).random((2000, 2000), chunks=(2000, 50))
+print("computing", flush=True)
+total = (x.rechunk((50, 2000), method="p2p") + 1).sum(axis=1).compute()
+y = da.random.default_rng(7).random((2000, 2000), chunks=(2000, 50)).compute()
+print("right:", numpy.allclose(total, (y + 1).sum(axis=1)), flush=True)
+""")
+        with dask(4) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("computing")
+            time.sleep(0.5)
+            cluster.scale(2)
+            assert driver.expect("right:").endswith("True")
+            until(lambda: len(members(cluster)) == 3)
+
+
+class TestHeadLost:
+    def test_an_executor_fails_what_is_in_flight_and_works_again(self) -> None:
+        source = """
+import time, oars
+from oars.base.errors import ClusterLost
+if __name__ == "__main__":
+    with oars.executor() as ex:
+        running = [ex.submit(time.sleep, 600), ex.submit(abs, -1)]
+        running[1].result(60)
+        several = ex.map(time.sleep, [600, 600])
+        print("started", flush=True)
+        try:
+            running[0].result(60)
+        except ClusterLost as error:
+            print("lost:", error, flush=True)
+        try:
+            next(several)
+        except ClusterLost:
+            print("lost too", flush=True)
+        print("again:", ex.submit(pow, 2, 3).result(90), flush=True)
+"""
+        with dask(1) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("started")
+            pid = next(member.pid for member in cluster.members() if member.id == "head")
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert cluster.name in driver.expect("lost:", 15)
+            driver.expect("lost too", 15)
+            assert driver.expect("again:", 90).endswith("8")
+
+
+class TestWorkers:
+    def test_twins_draw_different_random_numbers(self) -> None:
+        source = program("""
+def draw():
+    import random, uuid, numpy
+    return random.random(), numpy.random.rand(), numpy.random.default_rng().random(), uuid.uuid1().hex, uuid.uuid4().hex
+drawn = list(client.run(draw).values())
+print("different:", all(len(set(column)) == 3 for column in zip(*drawn)), flush=True)
+""")
+        with dask(3) as cluster:
+            assert "different: True" in run_driver(cluster, source)
+
+    def test_sizes_resources_and_configuration_are_as_asked(self) -> None:
+        groups = [
+            {"name": "default", "replicas": 1, "cpu": 2, "memory": "600Mi", "resources": {"disk": 2}},
+            {"name": "big", "replicas": 1, "cpu": 1, "memory": "1Gi", "gpu": 1},
+        ]
+        config = {"distributed": {"comm": {"offload": "3MiB"}, "logging": {"distributed.worker": "warning"}}}
+        source = program("""
+import distributed.comm.utils
+w = {i["name"]: (i["nthreads"], i["memory_limit"] >> 20, i["resources"])
+     for i in client.scheduler_info(n_workers=-1)["workers"].values()}
+print(w == {"worker-0": (2, 600, {"disk": 2}), "big-0": (1, 1024, {"GPU": 1})}, w)
+name = lambda: get_worker().name
+print(client.submit(name, resources={"GPU": 1}).result(), client.submit(name, resources={"disk": 1}, pure=False).result())
+offload = lambda: __import__("distributed.comm.utils").comm.utils.OFFLOAD_THRESHOLD >> 20
+print({offload(), client.run_on_scheduler(offload), *client.run(offload).values()})
+""")
+        with dask(groups, dask={"config": config}) as cluster:
+            lines = run_driver(cluster, source)
+            assert lines[0].startswith("True"), lines
+            assert lines[1:] == ["big-0 worker-0", "{3}"]
+            assert "INFO" not in cluster.logs("worker-0"), "distributed.worker was to log warnings only"
+
+    def test_one_that_outgrows_its_memory_is_replaced_and_it_is_said(self) -> None:
+        source = program(
+            """
+try:
+    client.submit(eat).result(90)
+except Exception as error:
+    print("failed:", type(error).__name__, flush=True)
+""",
+            "def eat(): return len([bytes(range(256)) * 40_000 for _ in range(10_000)])\n",
+        )
+        groups = [{"replicas": 1, "memory": "500Mi"}]
+        with (
+            dask(groups, dask={"config": {"distributed": {"scheduler": {"allowed-failures": 0}}}}) as cluster,
+            DriverProgram(cluster, source) as driver,
+        ):
+            assert driver.expect("failed:").endswith("KilledWorker")
+            assert "Out of memory" in cluster.logs("worker-0")
+            cluster.wait(timeout="60s")
+
+
+class TestSecurity:
+    def test_strangers_are_refused(self) -> None:
+        """Without the cluster's certificate, and without encryption."""
+        source = """
+import os
+address = os.environ.pop("DASK_SCHEDULER_ADDRESS")
+for name in [name for name in os.environ if name.startswith("DASK_DISTRIBUTED__COMM")]:
+    del os.environ[name]
+from distributed import Client
+for protocol in ("tls", "tcp"):
+    try:
+        Client(address.replace("tls", protocol), timeout=3)
+        print("let in", flush=True)
+    except Exception as error:
+        print("refused:", type(error).__name__, flush=True)
+"""
+        with dask(1) as cluster:
+            lines = [
+                line.partition(":")[0] for line in run_driver(cluster, source) if line.startswith(("let", "refused"))
+            ]
+            assert lines == ["refused", "refused"]
+
+    def test_plain_tcp_where_it_is_asked_for(self) -> None:
+        source = program('print("sum", client.submit(sum, [1, 2]).result(60), client.scheduler.address[:6])')
+        with dask(1, dask={"protocol": "tcp"}) as cluster:
+            assert "sum 3 tcp://" in run_driver(cluster, source)
+            assert cluster.address.startswith("tcp://127.0.0.1:")
+
+
+def test_logs_of_a_good_start_hold_no_warnings() -> None:
+    with dask(3) as cluster:
+        text = cluster.logs()
+        assert "Registered to" in text
+        assert not [line for line in text.splitlines() if "WARNING" in line or "ERROR" in line or "Traceback" in line]

@@ -1,0 +1,208 @@
+"""What is Ray's own, on real processes: its token, its sizes, its actors, its driver in a process that lives on.
+What all engines must do is in tests/contract."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oars import Cluster
+from oars.places.local.process import marked
+from oars.places.local.store import ClusterDir
+from oars.spec.load import build
+from oars.spec.status import Phase
+from oars.testing.driver import DriverProgram, run_driver
+from oars.testing.leaks import assert_nothing_left, command_of, files
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+
+
+def start(name: str, **fields: Any) -> Cluster:
+    return Cluster(build({"engine": "ray", **fields}).spec, name=name, timeout="120s")
+
+
+def until(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)  # asking is the only way to know
+
+
+def answered(cluster: Cluster, path: str, token: str = "", method: str = "GET") -> int:
+    """The dashboard's answer: the HTTP status."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(f"{cluster.dashboard_link}{path}", method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    except urllib.error.URLError:
+        return 0  # it is not up yet: nobody waits for it
+
+
+def commands(directory: ClusterDir) -> str:
+    return "\n".join(command_of(found.identity.pid) for found in marked(directory.read_intent().mark))
+
+
+class TestOneCluster:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def state(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        """A path longer than a Unix socket's may be."""
+        state, before = tmp_path_factory.mktemp("ray") / ("deep-" * 20) / "state", files()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OARS_STATE_DIR", str(state))
+            yield state
+        assert_nothing_left(state, before)
+        assert not [link for link in Path("/tmp").glob("oars-ray-*") if str(state) in os.path.realpath(link)]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def cluster(cls, state: Path) -> Iterator[Cluster]:
+        groups = [
+            {"replicas": 1, "cpu": 2, "memory": "1Gi", "resources": {"disk": 3}},
+            {"name": "other", "replicas": 1, "cpu": 1, "memory": "512Mi", "labels": {"zone": "b"}},
+        ]
+        with start("one", workers=groups) as cluster:
+            yield cluster
+
+    def test_each_worker_has_the_size_and_the_labels_it_was_given(self, cluster: Cluster) -> None:
+        source = "import json, ray; ray.init(log_to_driver=False); print('nodes', json.dumps(ray.nodes()))"
+        (line,) = [line for line in run_driver(cluster, source) if line.startswith("nodes")]
+        nodes = {node["NodeName"]: node for node in json.loads(line.removeprefix("nodes "))}
+        big, small, head = nodes["worker-0"], nodes["other-0"], nodes["head"]
+        assert (big["Resources"]["CPU"], big["Resources"]["memory"], big["Resources"]["disk"]) == (2, 2**30, 3)
+        assert (small["Resources"]["CPU"], small["Resources"]["memory"]) == (1, 2**29)
+        assert small["Resources"]["object_store_memory"] == int(2**29 * 0.3)
+        assert small["Labels"]["zone"] == "b" and small["Labels"]["oars.dev/group"] == "other"
+        assert "CPU" not in head["Resources"]
+
+    def test_without_the_token_nobody_gets_in(self, cluster: Cluster, state: Path) -> None:
+        token = (ClusterDir(state / "clusters/one").secrets / "token").read_text().strip()
+        until(lambda: answered(cluster, "/api/jobs/", token) == 200, 60)
+        assert answered(cluster, "/api/jobs/") == 401
+        assert answered(cluster, "/api/jobs/", "x" * 64) == 403
+        assert answered(cluster, "/api/jobs/", method="POST") == 401
+        assert answered(cluster, "/api/jobs/some", method="DELETE") == 401
+        source = """
+import os
+os.environ["RAY_AUTH_TOKEN"] = "x" * 64
+import ray
+try:
+    ray.init(log_to_driver=False)
+except BaseException as error:
+    print("refused", type(error).__name__, error)
+"""
+        assert any(line.startswith("refused") for line in run_driver(cluster, source))
+
+    def test_an_actor_keeps_its_worker(self, cluster: Cluster) -> None:
+        source = """
+import ray
+ray.init(log_to_driver=False)
+@ray.remote(label_selector={"oars.dev/group": "other"})
+class Counter:
+    count = 0
+    def add(self):
+        self.count += 1
+        return self.count
+counter = Counter.remote()
+print("count", ray.get(counter.add.remote()), flush=True)
+input()
+print("count", ray.get(counter.add.remote()), flush=True)
+"""
+        with DriverProgram(cluster, source) as program:
+            program.expect("count 1")
+            cluster.scale(0, group="other")
+            until(lambda: any("actor" in cause.message for cause in cluster.why()), 30)
+            program.tell()
+            program.expect("count 2")
+            program.expect("(end)")
+        until(lambda: len(cluster.members()) == 2, 30)
+        cluster.scale(1, group="other")
+        cluster.wait(timeout="60s")
+
+    def test_a_process_that_lives_on_hears_of_a_lost_head_and_connects_again(self, cluster: Cluster) -> None:
+        """Left to itself Ray would end the process, or let it wait for ever."""
+        source = """
+import time
+import oars
+from oars.base.errors import ClusterLost
+ray = oars.connect()
+executor = oars.executor()
+slow = ray.remote(lambda: time.sleep(600))
+task, future = slow.remote(), executor.submit(time.sleep, 600)
+print("started", flush=True)
+try:
+    ray.get(task)
+except ClusterLost as error:
+    print("lost", error.message, flush=True)
+try:
+    future.result(10)
+except ClusterLost as error:
+    print("lost", error.message, flush=True)
+executor.shutdown()
+input()
+ray = oars.connect()
+print("again", ray.get(ray.remote(lambda: 7).remote(), timeout=60), flush=True)
+"""
+        head = next(member for member in cluster.members() if member.id == "head")
+        with DriverProgram(cluster, source) as program:
+            program.expect("started")
+            assert head.pid is not None
+            os.kill(head.pid, signal.SIGKILL)
+            program.expect("lost", 30)
+            program.expect("lost", 15)
+            until(lambda: {m.id: m.pid for m in cluster.members()}.get("head") not in (None, head.pid), 30)
+            assert cluster.wait(timeout="60s").phase is Phase.READY
+            program.tell()
+            program.expect("again 7", 60)
+            assert program.end() == 0
+
+
+def test_one_process_and_two_clusters_with_tokens_of_their_own(own_state: Path) -> None:
+    source = """
+import os, sys
+from oars import Cluster
+from oars.base.errors import UsageError
+for name in ("first", "second", "first"):
+    cluster = Cluster.attach(name)
+    ray = cluster.client()
+    where = ray.get(ray.remote(lambda: ray.get_runtime_context().gcs_address).remote(), timeout=60)
+    print("at", name, where == cluster.address, flush=True)
+    if name == "second":
+        try:
+            Cluster.attach("first").client()
+        except UsageError as error:
+            print("refused", error.message, flush=True)
+    cluster.close()
+    assert not ray.is_initialized()
+    assert "RAY_AUTH_MODE" not in os.environ
+"""
+    with start("first", workers=0, ray={"dashboard": False}), start("second", workers=0) as cluster:
+        with_state = f"import os; os.environ['OARS_STATE_DIR'] = {str(own_state)!r}\n"
+        without_ours = "for name in [n for n in os.environ if n.startswith('RAY_')]: del os.environ[name]\n"
+        lines = run_driver(cluster, with_state + without_ours + source)
+    assert [line for line in lines if line.startswith("at")] == ["at first True", "at second True", "at first True"]
+    assert any(line.startswith("refused") for line in lines)
+
+
+def test_alone_the_head_works_and_what_is_switched_off_is_not_there(own_state: Path) -> None:
+    with start("alone", workers=0, ray={"dashboard": False, "auth": "none"}) as cluster:
+        directory = ClusterDir(own_state / "clusters/alone")
+        assert "token" not in [path.name for path in directory.secrets.iterdir()]
+        assert cluster.dashboard_link == ""
+        source = "import ray; ray.init(log_to_driver=False); print('sum', ray.get(ray.remote(sum).remote([1, 2])))"
+        assert "sum 3" in run_driver(cluster, source)
+        assert "dashboard.py" not in commands(directory)
+        assert len(cluster.members()) == 1

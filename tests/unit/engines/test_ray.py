@@ -1,0 +1,248 @@
+"""Ray: what the shape says, and what live makes of a head's answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from oars import engines
+from oars.base.errors import EngineUnreachable, SpecError
+from oars.engines.ray.shape import GROUP_LABEL, INCARNATION_LABEL, MEMBER_LABEL
+from oars.model import HEAD, MemberId, Process, Shape
+from oars.spec.cluster import ClusterSpec
+
+ray = engines.get("ray")
+
+
+def spec(**fields: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"engine": "ray", **fields})
+
+
+def shape(**fields: Any) -> Shape:
+    return ray.shape(spec(**fields))
+
+
+def option(process: Process, name: str) -> str | None:
+    values = [word.partition("=")[2] for word in process.argv if word.startswith(f"{name}=")]
+    assert len(values) < 2
+    return values[0] if values else None
+
+
+class TestHead:
+    def test_with_workers_it_only_keeps_the_books(self) -> None:
+        assert option(shape(workers=2, head={"cpu": 3}).head.process, "--num-cpus") == "0"
+
+    def test_alone_it_does_the_work(self) -> None:
+        assert option(shape(workers=0, head={"cpu": 3}).head.process, "--num-cpus") == "3"
+
+    def test_the_dashboard_can_be_left_out(self) -> None:
+        with_it, without = shape(), shape(ray={"dashboard": False})
+        assert option(with_it.head.process, "--include-dashboard") is None
+        assert option(without.head.process, "--include-dashboard") == "false"
+        assert with_it.endpoints["dashboard"] == "http://$(head.host):$(head.dashboard)"
+        assert "dashboard" not in without.endpoints
+
+
+class TestWorkers:
+    def worker(self, **group: Any) -> Process:
+        return shape(workers=[group]).workers[0].process
+
+    def test_they_get_what_they_were_given(self) -> None:
+        process = self.worker(cpu=2, memory="1Gi", gpu=1, resources={"disk": 3, "arm": 1})
+        assert option(process, "--num-cpus") == "2"
+        assert option(process, "--num-gpus") == "1"
+        assert option(process, "--memory") == str(2**30)
+        assert option(process, "--resources") == '{"arm": 1, "disk": 3}'
+
+    @pytest.mark.parametrize(("cpu", "shown"), [(0.5, "1"), (1, "1"), (1.5, "2")])
+    def test_ray_counts_whole_processors(self, cpu: float, shown: str) -> None:
+        assert option(self.worker(cpu=cpu), "--num-cpus") == shown
+
+    @pytest.mark.parametrize(("memory", "store"), [(2**30, int(2**30 * 0.3)), (2**27, 80 * 2**20)])
+    def test_the_object_store_is_a_share_of_the_memory_but_no_less_than_ray_needs(
+        self, memory: int, store: int
+    ) -> None:
+        assert option(self.worker(memory=memory), "--object-store-memory") == str(store)
+
+    def test_the_object_store_can_be_given(self) -> None:
+        process = shape(ray={"objectStoreMemory": "200Mi"}).workers[0].process
+        assert option(process, "--object-store-memory") == str(200 * 2**20)
+
+    def test_without_memory_ray_decides(self) -> None:
+        assert option(self.worker(), "--memory") is None
+        assert option(self.worker(), "--object-store-memory") is None
+
+    def test_labels_say_which_member_it_is(self) -> None:
+        labels = option(self.worker(name="gpu", labels={"zone": "a"}), "--labels")
+        assert labels is not None
+        assert dict(pair.split("=") for pair in labels.split(",")) == {
+            "zone": "a",
+            MEMBER_LABEL: "$(member)",
+            INCARNATION_LABEL: "$(incarnation)",
+            GROUP_LABEL: "gpu",
+        }
+
+    def test_every_port_is_asked_for(self) -> None:
+        for group in (shape().head, *shape().workers):
+            text = " ".join(group.process.argv)
+            assert all(f"$(port.{port.name})" in text for port in group.process.ports)
+            assert text.count("$(port.") == len(group.process.ports)
+
+
+class TestSecurity:
+    def test_a_token_by_default_and_only_its_path_is_told(self) -> None:
+        made = shape()
+        assert made.secrets == ("token",)
+        for env in (made.driver_env, made.head.process.env, made.workers[0].process.env):
+            assert env["RAY_AUTH_MODE"] == "token"
+            assert env["RAY_AUTH_TOKEN_PATH"] == "$(secret.token)"
+            assert env["RAY_AUTH_TOKEN"] == ""
+
+    def test_none_is_said_aloud_because_ray_would_take_a_token_it_finds(self) -> None:
+        made = shape(ray={"auth": "none"})
+        assert made.secrets == ()
+        assert made.driver_env["RAY_AUTH_MODE"] == made.head.process.env["RAY_AUTH_MODE"] == "disabled"
+
+    def test_no_usage_is_reported(self) -> None:
+        assert "--disable-usage-stats" in shape().head.process.argv
+
+
+class TestEnvironment:
+    def test_ray_init_finds_it(self) -> None:
+        assert shape().driver_env["RAY_ADDRESS"] == "$(head.host):$(head.client)"
+
+    def test_the_user_s_variables_win_the_group_s_most(self) -> None:
+        env = shape(env={"A": "1", "B": "1"}, workers=[{"env": {"B": "2"}}]).workers[0].process.env
+        assert (env["A"], env["B"]) == ("1", "2")
+
+    def test_a_new_head_waits_longer_than_drivers_of_the_old_one_do(self) -> None:
+        made = shape()
+        patience = float(made.driver_env["RAY_gcs_rpc_server_reconnect_timeout_s"])
+        assert float(made.head.process.env["OARS_RAY_LINGER"]) > patience
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"workers": [{"resources": {"CPU": 1}}]}, "Ray's own"),
+        ({"workers": [{"resources": {"disk": 0.5}}]}, "whole numbers"),
+        ({"workers": [{"labels": {"a": "b,c=d"}}]}, "labels"),
+        ({"workers": [{"labels": {"ray.io/node-id": "x"}}]}, "taken"),
+        ({"ray": {"objectStoreMemory": "10Mi"}}, "at least 80Mi"),
+        ({"workers": [{"memory": "1Gi"}], "ray": {"objectStoreMemory": "2Gi"}}, "larger than"),
+    ],
+)
+def test_what_ray_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        ray.check(spec(**fields))
+
+
+def test_the_rest_is_not() -> None:
+    ray.check(spec(workers=[{"resources": {"disk": 2}, "labels": {"zone": "eu-1"}, "memory": "1Gi"}]))
+
+
+def node(member: str, incarnation: str, **more: Any) -> dict[str, Any]:
+    labels = {MEMBER_LABEL: member, INCARNATION_LABEL: incarnation, "ray.io/node-id": "x"}
+    return {"node": f"{member}/{incarnation}", "labels": labels, "address": "127.0.0.1:1", **more}
+
+
+class FakeWire:
+    """A head that has these raylets and lets go of some of them."""
+
+    def __init__(self, *nodes: dict[str, Any], lets_go: tuple[str, ...] = (), error: str = "") -> None:
+        self.nodes = list(nodes)
+        self.lets_go = lets_go
+        self.error = error
+        self.asked: list[Mapping[str, Any]] = []
+        self.addresses = {HEAD: {"client": "127.0.0.1:20001"}}
+        self.incarnations = {HEAD: "1", MemberId("worker-0"): "2", MemberId("worker-1"): "5"}
+
+    def fill(self, text: str) -> str:
+        raise NotImplementedError
+
+    async def http(self, port: str, path: str, *, method: str = "GET", body: bytes = b"") -> bytes:
+        raise NotImplementedError
+
+    async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
+        self.asked.append(request)
+        if self.error:
+            raise EngineUnreachable(self.error)
+        if request["op"] == "nodes":
+            return self.nodes
+        return {name: name in self.lets_go or request["force"] for name in request["nodes"]}
+
+
+class TestLook:
+    def test_everyone_that_ray_knows(self) -> None:
+        stranger = {"node": "x", "labels": {}, "address": "10.0.0.1:1"}
+        wire = FakeWire(node("head", "1"), node("worker-0", "2", idle=3.5, held=7), stranger)
+        view = asyncio.run(ray.look(wire))
+        assert view.up and set(view.members) == {"head", "worker-0"}
+        worker = view.members[MemberId("worker-0")]
+        assert (worker.ready, worker.idle, worker.held, worker.incarnation) == (True, 3.5, 7, "2")
+
+    def test_a_head_without_its_raylet_is_not_up(self) -> None:
+        view = asyncio.run(ray.look(FakeWire(node("worker-0", "2"))))
+        assert not view.up and "raylet" in view.message
+
+    def test_a_head_that_does_not_answer_is_not_up(self) -> None:
+        view = asyncio.run(ray.look(FakeWire(error="refused")))
+        assert not view.up and view.message == "refused"
+
+    def test_a_head_that_was_not_started_is_not_up(self) -> None:
+        wire = FakeWire()
+        wire.addresses = {}
+        assert not asyncio.run(ray.look(wire)).up
+
+    def test_one_that_drains_is_not_ready(self) -> None:
+        view = asyncio.run(ray.look(FakeWire(node("head", "1"), node("worker-0", "2", draining=True))))
+        assert not view.members[MemberId("worker-0")].ready
+
+    @pytest.mark.parametrize("newer_first", [True, False])
+    def test_of_a_replaced_worker_the_newer_one_counts(self, newer_first: bool) -> None:
+        both = [node("worker-1", "5"), node("worker-1", "3")]
+        wire = FakeWire(node("head", "1"), *(both if newer_first else reversed(both)))
+        assert asyncio.run(ray.look(wire)).members[MemberId("worker-1")].incarnation == "5"
+
+
+class TestDrain:
+    def drain(self, wire: FakeWire, *members: str, force: bool = False) -> dict[str, tuple[bool, str]]:
+        answers = asyncio.run(ray.drain(wire, [MemberId(m) for m in members], force))
+        return {answer.member: (answer.done, answer.waits_for) for answer in answers}
+
+    def test_done_when_ray_agrees(self) -> None:
+        wire = FakeWire(node("worker-0", "2"), node("worker-1", "5"), lets_go=("worker-0/2",))
+        answers = self.drain(wire, "worker-0", "worker-1")
+        assert answers["worker-0"] == (True, "")
+        assert answers["worker-1"][0] is False
+
+    @pytest.mark.parametrize(
+        ("activity", "said"),
+        [
+            (["Resource: CPU currently in use.", "Busy workers on node."], "tasks run there"),
+            (["Busy workers on node."], "an actor lives there, or a task runs"),
+            (["Resource: object_store_memory currently in use."], "it holds 3.0 MiB of objects"),
+            ([], "not idle"),
+        ],
+    )
+    def test_or_what_it_waits_for(self, activity: list[str], said: str) -> None:
+        wire = FakeWire(node("worker-0", "2", activity=activity, held=3 * 2**20))
+        done, waits_for = self.drain(wire, "worker-0")["worker-0"]
+        assert not done and said in waits_for
+
+    def test_a_raylet_that_died_before_is_not_asked_for_its_successor(self) -> None:
+        wire = FakeWire(node("worker-1", "3"))
+        assert self.drain(wire, "worker-1") == {"worker-1": (True, "")}
+        assert [request["op"] for request in wire.asked] == ["nodes"]
+
+    def test_by_force(self) -> None:
+        wire = FakeWire(node("worker-0", "2", activity=["Busy workers on node."]))
+        assert self.drain(wire, "worker-0", force=True) == {"worker-0": (True, "")}
+        assert wire.asked[-1]["force"] is True
+
+    def test_a_head_that_does_not_answer_is_an_error(self) -> None:
+        with pytest.raises(EngineUnreachable):
+            self.drain(FakeWire(error="refused"), "worker-0")

@@ -1,0 +1,156 @@
+"""The documentation is checked like code: pages made from the program are current, links lead somewhere, commands exist
+and have the options that are shown, Python compiles."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from oars.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+INLINE = re.compile(r"(?<!`)`(oars [^`]+)`(?!`)")
+ENDS_A_COMMAND = {"|", "||", "&&", ";", ">", "2>", "&"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, *languages: str) -> Iterator[str]:
+    for language, text in BLOCK.findall(page.read_text()):
+        if language in languages:
+            yield text
+
+
+def prose(page: Path) -> str:
+    return BLOCK.sub("", page.read_text())
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words after `$ oars` in examples, up to a pipe or a comment."""
+    for block in blocks(page, "console", "bash", "sh"):
+        for line in block.splitlines():
+            for part in re.findall(r"(?:^\$ |\| |&& |\$\()(oars .*)", line):
+                yield words(part)
+
+
+def words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+    lexer.whitespace_split = True
+    found = []
+    for word in lexer:
+        if word in ENDS_A_COMMAND or word.startswith(")"):
+            break
+        found.append(word)
+    return found[1:]
+
+
+def find(arguments: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that the words name, and the words that are left."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+        inner = command.get_command(click.Context(command), arguments[0])
+        assert inner is not None, f"there is no command {arguments[0]!r} in {command.name}"
+        command, arguments = inner, arguments[1:]
+    return command, arguments
+
+
+def parse(arguments: list[str]) -> None:
+    """As click would, without carrying it out."""
+    command, rest = find(arguments)
+    try:
+        command.make_context(command.name, list(rest), help_option_names=["-h", "--help"])
+    except click.exceptions.Exit:
+        return  # --help, --version
+
+
+def options(command: click.Command) -> set[str]:
+    named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return {*named, "-h", "--help", "--version"}
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help prints."""
+
+
+def test_generated_pages_are_current() -> None:
+    pages: dict[Path, str] = runpy.run_path(str(ROOT / "docs/generate.py"))["pages"]()
+    stale = [str(path.relative_to(ROOT)) for path, text in pages.items() if path.read_text() != text]
+    assert not stale, "run `make docs`"
+
+
+def test_a_page_of_benchmarks_can_be_made_of_no_results_and_of_some() -> None:
+    module = runpy.run_path(str(ROOT / "docs/generate.py"))
+    rows = [
+        {"name": "start", "ours": 1.5, "theirs": 2.0, "ratio": 0.75, "limit": 1.0, "ok": True},
+        {"name": "help", "ours": 0.2, "limit": 0.15, "ok": False},
+    ]
+    record = {"part": "start", "when": "now", "oars": "1", "python": "3", "cores": 2, "load": [1.0], "rows": rows}
+    assert "Nothing has been measured yet" in module["bench_page"]([])
+    page = module["bench_page"]([record])
+    assert "| start | 1.50 | 2.00 | 0.750 | 1.00 | ok |" in page
+    assert "| help | 0.200 | – | – | 0.150 | missed |" in page
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{link} leads nowhere"
+        assert not anchor or anchor in anchors(target), f"{link}: no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@each_page
+def test_commands_in_examples_can_be_parsed(page: Path) -> None:
+    for arguments in commands(page):
+        try:
+            parse(arguments)
+        except click.ClickException as error:
+            pytest.fail(f"oars {' '.join(arguments)}: {error.format_message()}")
+
+
+@each_page
+def test_commands_in_text_exist(page: Path) -> None:
+    for text in INLINE.findall(prose(page)):
+        command, rest = find(text.split("|")[0].split()[1:])
+        rest = rest[: rest.index("--")] if "--" in rest else rest
+        unknown = {word.strip("[],") for word in rest if word.startswith("-")} - options(command)
+        assert not unknown, f"{text}: no such option: {unknown}"
+
+
+@each_page
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@each_page
+def test_no_path_of_a_machine_is_shown(page: Path) -> None:
+    assert not re.findall(r"(?<![\w.])/(?:root|work|home/\w+|tmp)/\S*", page.read_text())
+
+
+def test_the_checks_find_mistakes() -> None:
+    with pytest.raises(click.ClickException):
+        parse(words("oars up demo --engin dask"))
+    with pytest.raises(AssertionError, match="no command"):
+        parse(words("oars strat demo"))
+    assert words("oars ls -o name | xargs -n1 oars why  # all") == ["ls", "-o", "name"]
