@@ -4,7 +4,7 @@ BIN := .venv/bin
 UNIT_SECONDS := 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check unit contract live bench clean
+.PHONY: help setup demo test check unit contract live bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,9 +23,9 @@ demo: setup ## run the main job on all three engines
 	$(BIN)/python examples/demo/demo.py
 
 check: setup ## format, lint, types, import contracts
-	$(BIN)/ruff format --check src tests bench examples
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/mypy
+	$(BIN)/ruff format --check src tests bench examples docs
+	$(BIN)/ruff check src tests bench examples docs
+	$(BIN)/mypy src tests docs
 	$(BIN)/lint-imports --no-cache
 
 unit: setup ## pure tests
@@ -41,6 +41,9 @@ test: setup check unit contract live ## set up and run every test
 
 bench: setup ## speed against what the engines' users have today; writes bench/results/*.json
 	$(BIN)/python -m bench
+
+docs: setup ## the pages that are made from the program: reference/spec.md, benchmarks.md
+	$(BIN)/python docs/generate.py
 
 clean: ## remove what setup made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,4 +1,7 @@
-"""A cluster described in a file, with two groups of workers; tasks that need a big one say so."""
+"""A cluster described in a file, with two groups of workers; tasks that need a big one say so. Run it with:
+
+oars run -f examples/cluster-file/cluster.yaml examples/cluster-file/main.py
+"""
 
 from distributed import Client, get_worker
 

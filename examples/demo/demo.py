@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import NoReturn, Self
 
 from oars import Cluster
 from oars.testing.leaks import processes
@@ -49,18 +49,39 @@ class Progress:
         sys.stderr.flush()
 
 
-@contextmanager
-def working(cluster: Cluster, script: Path) -> Iterator[subprocess.Popen[str]]:
-    """The job, over and over, as a driver of the cluster."""
-    driver = cluster.driver()
-    command = [driver.python, str(EXAMPLES / "demo/repeat.py"), str(script)]
-    with subprocess.Popen(
-        command, env=dict(driver.env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as job:
-        try:
-            yield job
-        finally:
-            job.kill()
+class Job:
+    """An example's work, over and over, as a driver of the cluster. What it says on stderr is shown if it fails."""
+
+    def __init__(self, cluster: Cluster, script: Path) -> None:
+        driver = cluster.driver()
+        command = [driver.python, str(EXAMPLES / "demo/repeat.py"), str(script)]
+        pipe = subprocess.PIPE
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            command, env=dict(driver.env), stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+        )
+
+    def first_result(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip() or self._fail("ended without a result")
+
+    def end(self, result: str) -> None:
+        """Let it finish what it does; every result must have been the same."""
+        others, _ = self._process.communicate(timeout=120)
+        if self._process.returncode != 0 or any(line != result for line in others.splitlines()):
+            self._fail(f"went wrong while the cluster was scaled: {others}")
+
+    def _fail(self, what: str) -> NoReturn:
+        self._errors.seek(0)
+        raise SystemExit(f"The job {what}\n{self._errors.read()[-4000:]}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+        self._errors.close()
 
 
 def version(cluster: Cluster) -> str:
@@ -78,19 +99,15 @@ def demonstrate(engine: str, script: Path) -> Row:
     began = time.monotonic()
     with Cluster(engine, workers=3, timeout="5m", progress=progress) as cluster:
         started = time.monotonic() - began
-        with working(cluster, script) as job:
-            assert job.stdout is not None and job.stdin is not None
+        with Job(cluster, script) as job:
             progress("at work")
-            result = job.stdout.readline().strip()
+            result = job.first_result()
             began = time.monotonic()
             for size in (4, 2):
                 cluster.scale(size)
                 cluster.wait(timeout="3m")
             scaled = time.monotonic() - began
-            job.stdin.close()
-            last = job.stdout.read().strip().splitlines()
-            if job.wait(120) != 0 or any(line != result for line in last):
-                raise SystemExit(f"{engine}: the job went wrong while the cluster was scaled: {last}")
+            job.end(result)
         release = version(cluster)
         progress("stopping")
         began = time.monotonic()
@@ -110,8 +127,6 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> int:
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix="oars-demo-") as state:
         os.environ["OARS_STATE_DIR"] = state  # so that nothing of the user's own clusters is counted
         rows = [demonstrate(engine, EXAMPLES / name / "main.py") for engine, name in JOBS.items()]

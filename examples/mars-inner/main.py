@@ -1,6 +1,8 @@
-"""An inner product of two large tensors of ones, with Mars (xorbits). Run it with:
+"""An inner product of two large tensors of ones, with Mars. Run it with:
 
 oars run examples/mars-inner/main.py --engine mars --workers 3
+
+This is Mars as xorbits has it; with pymars (--set mars.distribution=pymars) it is `import mars.tensor as mt`.
 """
 
 import xorbits._mars.tensor as mt

@@ -1,5 +1,8 @@
-"""What one would type into a notebook: a cluster as an object, its engine's own client, and a change of size.
-Run it with a Python that has the engine: pip install oars[dask]."""
+"""What one would type into a notebook: a cluster as an object, its engine's own client, and a change of size. Run it
+with a Python that has the engine (pip install 'oars[dask]'):
+
+    python examples/notebook/main.py
+"""
 
 from oars import Cluster
 
@@ -11,4 +14,4 @@ if __name__ == "__main__":
         cluster.wait(3)
         cluster.scale(1)  # what the others hold moves first
         cluster.wait()
-        print(sum(client.gather(held)), cluster.status().ready)
+        print("sum", sum(client.gather(held)), "workers", cluster.status().ready)

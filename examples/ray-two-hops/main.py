@@ -1,4 +1,4 @@
-"""A hundred values that pass through two tasks each, on whatever node, with Ray. Run it with:
+"""A hundred values that pass through two tasks each, wherever Ray puts them, and the machines they passed. Run it with:
 
 oars run examples/ray-two-hops/main.py --engine ray --workers 3
 """

@@ -196,12 +196,12 @@ import time, oars
 from oars.base.errors import ClusterLost
 if __name__ == "__main__":
     with oars.executor() as ex:
-        running = [ex.submit(time.sleep, 600), ex.submit(abs, -1)]
-        running[1].result(60)
+        ex.submit(abs, -1).result(60)
+        running = ex.submit(time.sleep, 600)
         several = ex.map(time.sleep, [600, 600])
         print("started", flush=True)
         try:
-            running[0].result(60)
+            running.result(60)
         except ClusterLost as error:
             print("lost:", error, flush=True)
         try:
@@ -244,15 +244,15 @@ w = {i["name"]: (i["nthreads"], i["memory_limit"] >> 20, i["resources"])
      for i in client.scheduler_info(n_workers=-1)["workers"].values()}
 print(w == {"worker-0": (2, 600, {"disk": 2}), "big-0": (1, 1024, {"GPU": 1})}, w)
 name = lambda: get_worker().name
-print(client.submit(name, resources={"GPU": 1}).result(), client.submit(name, resources={"disk": 1}, pure=False).result())
+print([client.submit(name, resources={what: 1}, pure=False).result() for what in ("GPU", "disk")])
 offload = lambda: __import__("distributed.comm.utils").comm.utils.OFFLOAD_THRESHOLD >> 20
 print({offload(), client.run_on_scheduler(offload), *client.run(offload).values()})
 """)
         with dask(groups, dask={"config": config}) as cluster:
             lines = run_driver(cluster, source)
             assert lines[0].startswith("True"), lines
-            assert lines[1:] == ["big-0 worker-0", "{3}"]
-            assert "INFO" not in cluster.logs("worker-0"), "distributed.worker was to log warnings only"
+            assert lines[1:] == ["['big-0', 'worker-0']", "{3}"]
+            assert "distributed.worker - INFO" not in cluster.logs("worker-0")
 
     def test_one_that_outgrows_its_memory_is_replaced_and_it_is_said(self) -> None:
         source = program(
@@ -278,23 +278,21 @@ class TestSecurity:
     def test_strangers_are_refused(self) -> None:
         """Without the cluster's certificate, and without encryption."""
         source = """
-import os
+import asyncio, os
 address = os.environ.pop("DASK_SCHEDULER_ADDRESS")
 for name in [name for name in os.environ if name.startswith("DASK_DISTRIBUTED__COMM")]:
     del os.environ[name]
-from distributed import Client
-for protocol in ("tls", "tcp"):
+from distributed.core import rpc
+async def knock(protocol):
     try:
-        Client(address.replace("tls", protocol), timeout=3)
-        print("let in", flush=True)
-    except Exception as error:
-        print("refused:", type(error).__name__, flush=True)
+        await asyncio.wait_for(rpc(address.replace("tls", protocol)).identity(), 5)
+        return "let in"
+    except (OSError, TypeError, asyncio.TimeoutError):
+        return "refused"
+print("strangers:", asyncio.run(knock("tls")), asyncio.run(knock("tcp")))
 """
         with dask(1) as cluster:
-            lines = [
-                line.partition(":")[0] for line in run_driver(cluster, source) if line.startswith(("let", "refused"))
-            ]
-            assert lines == ["refused", "refused"]
+            assert "strangers: refused refused" in run_driver(cluster, source)
 
     def test_plain_tcp_where_it_is_asked_for(self) -> None:
         source = program('print("sum", client.submit(sum, [1, 2]).result(60), client.scheduler.address[:6])')

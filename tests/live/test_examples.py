@@ -49,7 +49,7 @@ def test_run(folder: str) -> None:
 
 
 def test_notebook() -> None:
-    assert outcome(sys.executable, str(EXAMPLES / "notebook/main.py")).splitlines()[-1] == "328350 1"
+    assert outcome(sys.executable, str(EXAMPLES / "notebook/main.py")).splitlines()[-1] == "sum 328350 workers 1"
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_alone_the_head_works_and_what_is_switched_off_is_not_there(own_state: P
         directory = ClusterDir(own_state / "clusters/alone")
         assert "token" not in [path.name for path in directory.secrets.iterdir()]
         assert cluster.dashboard_link == ""
-        source = "import ray; ray.init(log_to_driver=False); print('sum', ray.get(ray.remote(sum).remote([1, 2])))"
+        source = "import ray; ray.init(log_to_driver=False); print('sum', ray.get(ray.remote(lambda: 3).remote()))"
         assert "sum 3" in run_driver(cluster, source)
         assert "dashboard.py" not in commands(directory)
         assert len(cluster.members()) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import NotFound
+from oars.base.words import suggest
 from oars.cli import names, running, show
 from oars.cli.options import kept, name_argument
 from oars.cli.show import output_option
@@ -48,8 +48,7 @@ def _members(mine: Kept, name: str, member: str | None) -> Sequence[str]:
     if member is None:
         return known
     if member not in known:
-        close = difflib.get_close_matches(member, known, n=1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
+        meant = suggest(member, known)
         raise NotFound(f"The cluster {name!r} has no member {member!r}.{meant}", f"It has: {', '.join(known)}.")
     return [member]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -11,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import oars
+from oars.base.words import suggest
 from oars.cli import fail
 
 # name → where the command is, and the line that `oars --help` shows for it
@@ -55,9 +55,7 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise click.UsageError(f"No such command {name!r}.{meant}", ctx)
+        raise click.UsageError(f"No such command {name!r}.{suggest(name, COMMANDS)}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

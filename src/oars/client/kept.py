@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, SpecError
@@ -39,8 +39,10 @@ from oars.plan.desired import default_memory
 from oars.plan.fill import fill_mapping
 from oars.secure.certs import cluster_certificates
 from oars.secure.tokens import new_token
-from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Phase, Status
+
+if TYPE_CHECKING:
+    from oars.spec.cluster import ClusterSpec
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 KEEPER_SECONDS = 20.0  # for a keeper to start, on a busy machine
@@ -64,7 +66,7 @@ class Kept:
         self.settings = settings
         self._environ = environ
         self.store = Store(settings.state_dir)
-        self.environments = Environments(settings.cache_dir / "envs")
+        self.environments = Environments(settings.cache_dir)
         self._keepers: dict[Path, int] = {}  # those we started and have not seen end
 
     # create
@@ -109,7 +111,7 @@ class Kept:
 
     def _start_keeper(self, directory: ClusterDir) -> None:
         code = f"import sys, os; sys.path.append({str(PACKAGE_ROOT)!r}); from oars.keeper.main import main; "
-        argv = [sys.executable, "-c", code + "sys.exit(main(sys.argv[1], os.environ))", str(directory.path)]
+        argv = [sys.executable, "-P", "-c", code + "sys.exit(main(sys.argv[1], os.environ))", str(directory.path)]
         output = (os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -191,6 +193,8 @@ class Kept:
 
     def scale(self, name: str, replicas: int, group: str | None, *, force: bool = False) -> None:
         directory = self.find(name)
+        from oars.spec.cluster import ClusterSpec  # only where a spec is changed: looking at clusters shall be quick
+
         spec = ClusterSpec.model_validate(directory.read_intent().spec)
         chosen = spec.group(group)
         if chosen is None:

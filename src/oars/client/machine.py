@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
-from oars.spec.cluster import ClusterSpec
 from oars.spec.resources import show_memory
+
+if TYPE_CHECKING:
+    from oars.spec.cluster import ClusterSpec
 
 
 def total_memory() -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from oars.engines.base import Engine
 from oars.model import Desired
-from oars.spec.cluster import ClusterSpec
+
+if TYPE_CHECKING:  # looking at clusters needs no pydantic
+    from oars.spec.cluster import ClusterSpec
 
 
 def desired(name: str, spec: ClusterSpec, engine: Engine) -> Desired:
@@ -27,4 +31,4 @@ def default_memory(spec: ClusterSpec, machine_memory: int) -> ClusterSpec:
     data = spec.model_dump()
     for part in (data["head"], *data["workers"]):
         part["memory"] = part["memory"] or share
-    return ClusterSpec.model_validate(data)
+    return type(spec).model_validate(data)

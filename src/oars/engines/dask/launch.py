@@ -22,8 +22,7 @@ import time
 import types
 from typing import Any
 
-HEAD_WAIT_SECONDS = 60.0  # then Dask's own patience takes over
-POLL_SECONDS = 0.02
+TRIES, POLL_SECONDS = 3000, 0.02  # then Dask's own patience takes over
 MEMORY_SECONDS = 0.2
 CLOSE_SECONDS = 3.0
 OUT_OF_MEMORY = 137  # what a shell reports for a process that the kernel killed
@@ -54,8 +53,9 @@ async def prepare_worker(worker: Any) -> None:
     watch_memory(worker)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close, worker)
     host, _, port = os.environ["OARS_HEALTH"].rpartition(":")
-    deadline = time.monotonic() + HEAD_WAIT_SECONDS
-    while not await answers(host, int(port)) and time.monotonic() < deadline:
+    for _ in range(TRIES):
+        if await answers(host, int(port)):
+            return
         await asyncio.sleep(POLL_SECONDS)
 
 

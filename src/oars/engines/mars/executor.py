@@ -136,7 +136,7 @@ class MarsExecutor(Executor):
 
     @contextlib.contextmanager
     def _seat(self) -> Iterator[str | None]:
-        """The worker with the least to do. Left to itself, Mars would send everything that comes alone to the same one."""
+        """The worker with the least to do. Mars itself would send everything that comes alone to the same one."""
         with self._lock:
             worker = min(self._workers, key=lambda name: self._loads[name] / self._workers[name], default=None)
             if worker is not None:
@@ -278,9 +278,9 @@ def _settle(future: Future[Any], answer: tuple[bool, bytes]) -> None:
     if good:
         future.set_result(value)
         return
-    error, text = value
-    error.__cause__ = RemoteTraceback(text)
-    future.set_exception(error)
+    raised, text = value
+    raised.__cause__ = RemoteTraceback(text)
+    future.set_exception(raised)
 
 
 def _allow_connections(session: Any) -> None:

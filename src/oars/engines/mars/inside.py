@@ -21,6 +21,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 from tornado.web import RequestHandler
@@ -137,7 +138,11 @@ class Leaving:
 
 
 LEAVING: dict[str, Leaving] = {}
-MOVING = asyncio.Lock()
+
+
+@lru_cache(maxsize=None)
+def moving() -> asyncio.Lock:
+    return asyncio.Lock()  # made when the loop runs: older Pythons bind it to the loop they find
 
 
 async def stop_work(supervisor: str, worker: str, info: dict[str, Any]) -> None:
@@ -166,7 +171,7 @@ async def go_on(supervisor: str, worker: str) -> None:
 
 def outcome(step: asyncio.Task[str]) -> str:
     error = step.exception()
-    return step.result() if error is None else f"its data to be moved ({type(error).__name__}: {error})"
+    return step.result() if error is None else f"what it holds to be moved ({type(error).__name__}: {error})"
 
 
 async def take_back(supervisor: str) -> None:
@@ -184,14 +189,13 @@ async def take_back(supervisor: str) -> None:
 
 async def empty_alone(supervisor: str, worker: str, leaving: Leaving) -> str:
     """One at a time: what moves to a worker that is asked to leave a moment later must be seen there."""
-    async with MOVING:
+    async with moving():
         return await empty(supervisor, worker, leaving)
 
 
 async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:
     """One try to get it empty; what that waits for."""
     sessions = [info.session_id for info in await (await api("session.SessionAPI", supervisor)).get_sessions()]
-    await rebalance(supervisor, sessions)
     bands = [(worker, band) for band in (await node_infos(supervisor))[worker]["resource"]]
     if await busy(supervisor, bands):
         return "the work that runs on it to end"
@@ -203,8 +207,10 @@ async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:
     for session in sessions:
         chunks = await held_chunks(supervisor, session, bands)
         if chunks:
-            await move(supervisor, session, chunks)
             leaving.moved = time.time()
+            waits_for = await move(supervisor, session, chunks)
+            if waits_for:
+                return waits_for
     # Whoever learnt where the data were before they moved may still be reading them.
     if time.time() - leaving.moved < READ_SECONDS and await busy(supervisor, None):
         return "the last readers of what it held"
@@ -234,16 +240,6 @@ def oscar() -> Any:
     return importlib.import_module("xoscar" if MARS != "mars" else "mars.oscar")  # noqa: TID251
 
 
-async def rebalance(supervisor: str, sessions: list[str]) -> None:
-    """What was queued for it goes to others. Mars does so when the worker stops taking work, but what comes to the
-    queue in that very moment would stay there for ever."""
-    queueing = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor
-    for session in sessions:
-        ref = await oscar().actor_ref(queueing.gen_uid(session), address=supervisor)
-        await ref.balance_queued_subtasks()
-        await ref.submit_subtasks()
-
-
 async def older_tasks(supervisor: str, sessions: list[str], moment: float) -> int:
     count = 0
     for session in sessions:
@@ -261,8 +257,8 @@ async def held_chunks(supervisor: str, session: str, bands: list[tuple[str, str]
 # moving
 
 
-async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str, str]]]) -> None:
-    """Copies what nobody else has, then strikes the worker off the list of those who have it."""
+async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str, str]]]) -> str:
+    """Copies what nobody else has, then strikes the worker off the list of those who have it; what that waits for."""
     meta = await api("meta.MetaAPI", session, supervisor)
     ready = await (await api("cluster.ClusterAPI", supervisor)).get_all_bands()
     turns = {name: itertools.cycle([band for band in ready if band[1] == name]) for _, (_, name) in chunks}
@@ -273,15 +269,16 @@ async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str,
         holder = next((other for other in known["bands"] if other in ready), None)
         if holder is None:
             holder = next(turns[band[1]], None)
+            if holder is None:
+                return "another worker that can take what it holds"
             await copy(session, key, band, holder)
             await meta.add_chunk_bands(key, [holder])
         await copy_description(session, key, band[0], holder[0])
         await meta.remove_chunk_bands(key, [band])
+    return ""
 
 
-async def copy(session: str, key: str, source: tuple[str, str], target: tuple[str, str] | None) -> None:
-    if target is None:
-        raise RuntimeError("there is no other worker to take them")
+async def copy(session: str, key: str, source: tuple[str, str], target: tuple[str, str]) -> None:
     storage = await api("storage.StorageAPI", session, target[0], target[1])
     await storage.fetch(key, band_name=source[1], remote_address=source[0])
     await storage.unpin(key, error="ignore")

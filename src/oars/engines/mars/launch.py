@@ -90,7 +90,7 @@ def keep_together(parts: dict[str, str], tag: str, directory: str) -> None:
     os.environ["TMPDIR"] = directory
     tempfile.tempdir = directory
     multiprocessing.process.current_process()._config["semprefix"] = f"/{tag}"  # type: ignore[attr-defined]
-    sockets = part(parts["oscar"], "backends.communication.socket")
+    sockets: Any = part(parts["oscar"], "backends.communication.socket")
     if hasattr(sockets, "TEMPDIR"):
         sockets.TEMPDIR = directory
     if hasattr(sockets, "XOSCAR_UNIX_SOCKET_DIR"):
@@ -139,7 +139,7 @@ def fork_server(directory: str) -> None:
 
     A sub-process that has died is replaced by Mars with "spawn"; this makes that a fork from the same server."""
     start_tracker()
-    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = multiprocessing.forkserver._forkserver
     address = os.path.join(directory, f"fork-{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)

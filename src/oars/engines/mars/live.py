@@ -1,4 +1,4 @@
-"""Ask the running supervisor: who is there, and who may leave. Through pages of our own in its web server (inside.py)."""
+"""Ask the running supervisor: who is there, and who may leave. It has pages for that of our own making (inside.py)."""
 
 from __future__ import annotations
 

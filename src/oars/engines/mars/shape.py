@@ -32,6 +32,8 @@ LIBRARIES = (
 # Mars notices a silent worker by itself after this long. We tell it at once of those we know to be gone, and bring back
 # those it gave up wrongly (a suspended laptop): see live. So this matters only where nobody watches.
 NODE_TIMEOUT = 30
+# Without it work of one session that finds all slots taken by another's is never looked at again.
+SUBMIT_PERIOD = 0.5
 STOP = Stop(signal="INT", grace=8.0)
 # Named by launch.py; Mars' own names could be anybody's.
 LITTER = ("/dev/shm/oars-$(pid)-*", "/dev/shm/sem.oars-$(pid)-*")
@@ -116,7 +118,7 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
 def _argv(spec: ClusterSpec, role: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
     return (
         "python3", "$(file.launch.py)", "--", spec.mars.distribution, role, "$(member):$(incarnation)", "$(dir)",
-        *arguments, "-f", "$(file.config.yml)", "--log-level", "INFO", "--log-format", LOG_FORMAT,
+        *arguments, "-f", "$(file.config.yml)", "--log-level", "WARNING", "--log-format", LOG_FORMAT,
     )  # fmt: skip
 
 
@@ -158,7 +160,11 @@ def _env(spec: ClusterSpec, own: Mapping[str, str], resources: Resources) -> dic
 
 def _config(spec: ClusterSpec, more: Mapping[str, Any]) -> str:
     """Mars reads YAML, which JSON is; but a port must be a number there, so its quotes go."""
-    ours = {"@inherits": "@default", "cluster": {"node_timeout": NODE_TIMEOUT}}
+    ours = {
+        "@inherits": "@default",
+        "cluster": {"node_timeout": NODE_TIMEOUT},
+        "scheduling": {"submit_period": SUBMIT_PERIOD},
+    }
     config = _merge(_merge(ours, spec.mars.config), more)
     return json.dumps(config, indent=1).replace('"$(port.web)"', "$(port.web)")
 

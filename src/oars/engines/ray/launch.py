@@ -7,6 +7,7 @@ What it changes, and why:
 - Workers share the head's directory, as the nodes of one machine do in Ray's own tests: one log monitor serves all.
   Names in it carry the process id, because members that start at the same time would choose the same ones.
 - A raylet joins before its agents run, and the head is there before its dashboard: their ports are known beforehand.
+- Without a dashboard its agents, one beside each raylet, are Ray's small ones.
 - A worker notices at once that the head is there.
 - A head that comes back waits until those who knew the old one have given up (see linger).
 - SIGTERM ends it at once: whoever sends it has drained the node or has nothing to save.
@@ -36,6 +37,8 @@ def main() -> None:
     stay_on_loopback()
     end_at_once()
     name_by_process()
+    if os.environ.get("OARS_RAY_LIGHT"):
+        use_small_agents()
     announce_agents()
     address = find_option("--address")
     if address is None:
@@ -90,6 +93,11 @@ def name_by_process() -> None:
         return name(node, suffix, f"{prefix}-{os.getpid()}", directory_name)
 
     node_class._make_inc_temp = named
+
+
+def use_small_agents() -> None:
+    """Without a dashboard nobody asks its agents for more than they do in an installation that has no dashboard."""
+    of_ray("_private.utils").get_dashboard_dependency_error = lambda: ImportError("there shall be no dashboard")
 
 
 def announce_agents() -> None:

@@ -184,9 +184,10 @@ def _cpus(cpu: float) -> int:
 
 
 def _process(spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...]) -> Process:
+    light = {} if spec.ray.dashboard else {"OARS_RAY_LIGHT": "1"}  # read by launch.py
     return Process(
         argv=("ray", "start", *arguments, "--disable-usage-stats", "--log-color=false", "--block"),
-        env={**MEMBER_ENV, **_auth(spec), **spec.env, **env},
+        env={**MEMBER_ENV, **light, **_auth(spec), **spec.env, **env},
         ports=ports,
         files={"launch.py": LAUNCH},
         entry="$(file.launch.py)",

@@ -30,6 +30,7 @@ PR_SET_NAME = 15
 
 
 def main() -> None:
+    del sys.path[0]  # our own directory: its modules are not for the engine to find
     channel = socket.socket(fileno=int(sys.argv[1]))
     waker, woken = socket.socketpair()
     for end in (waker, woken):
