@@ -11,6 +11,35 @@ from oars.testing import EngineContract
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
 
+class TestToy(EngineContract):
+    """A third party's engine, found by its entry point."""
+
+    spec: ClassVar[dict[str, Any]] = {"engine": "toy"}
+    work = """
+import oars
+print("result", sorted(oars.connect().workers()))
+"""
+    hold = """
+import oars
+client = oars.connect()
+for name in client.workers():
+    client.put(name, f"item of {name}")
+print("held", flush=True)
+input()
+items = [item for worker in client.workers().values() for item in worker["items"]]
+assert len(items) == 3, items
+print("intact", flush=True)
+input()
+"""
+    hang = """
+import os, socket
+host, port = os.environ["TOY_ADDRESS"].removeprefix("http://").split(":")
+call = socket.create_connection((host, int(port)))
+print("started", flush=True)
+print("failed: the head said", call.recv(1), flush=True)
+"""
+
+
 class TestDask(EngineContract):
     spec: ClassVar[dict[str, Any]] = {"engine": "dask"}
     work = """

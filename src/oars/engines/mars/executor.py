@@ -73,7 +73,6 @@ class MarsExecutor(Executor):
         self._workers: Mapping[str, float] = {}
         self._workers_asked = -math.inf
         self._loads: Counter[str] = Counter()
-        _allow_connections(desk.session)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -281,16 +280,3 @@ def _settle(future: Future[Any], answer: tuple[bool, bytes]) -> None:
     raised, text = value
     raised.__cause__ = RemoteTraceback(text)
     future.set_exception(raised)
-
-
-def _allow_connections(session: Any) -> None:
-    """Every parcel under way waits on a connection of its own; tornado allows ten in all unless told otherwise."""
-    import asyncio
-
-    async def allow() -> None:
-        from tornado.httpclient import AsyncHTTPClient
-
-        client: Any = AsyncHTTPClient()
-        client.max_clients = max(getattr(client, "max_clients", 0), 8 * MOST_PARCELS)
-
-    asyncio.run_coroutine_threadsafe(allow(), session._loop).result(10)

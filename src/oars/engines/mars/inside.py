@@ -21,7 +21,6 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from typing import Any
 
 from tornado.web import RequestHandler
@@ -138,11 +137,7 @@ class Leaving:
 
 
 LEAVING: dict[str, Leaving] = {}
-
-
-@lru_cache(maxsize=None)
-def moving() -> asyncio.Lock:
-    return asyncio.Lock()  # made when the loop runs: older Pythons bind it to the loop they find
+LOCKS: dict[str, asyncio.Lock] = {}
 
 
 async def stop_work(supervisor: str, worker: str, info: dict[str, Any]) -> None:
@@ -189,7 +184,7 @@ async def take_back(supervisor: str) -> None:
 
 async def empty_alone(supervisor: str, worker: str, leaving: Leaving) -> str:
     """One at a time: what moves to a worker that is asked to leave a moment later must be seen there."""
-    async with moving():
+    async with LOCKS.setdefault("moving", asyncio.Lock()):  # made while the loop runs: older Pythons bind it to one
         return await empty(supervisor, worker, leaving)
 
 

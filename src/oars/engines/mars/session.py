@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 from oars.base.errors import ClusterLost, EngineMissing
 from oars.engines.base import Access
-from oars.engines.mars.executor import Desk, MarsExecutor
+from oars.engines.mars.executor import MOST_PARCELS, Desk, MarsExecutor
 
 HTTP_SECONDS = 10.0
 
@@ -31,6 +32,7 @@ def disconnect(client: Any) -> None:
 
 def executor(access: Access) -> Executor:
     session = _new_session(access, default=False)
+    _allow_connections(session)
     address, name = access.address, session.session_id
     return MarsExecutor(
         Desk(
@@ -104,3 +106,15 @@ def _request(address: str, method: str, path: str) -> bytes:
         return connection.getresponse().read()
     finally:
         connection.close()
+
+
+def _allow_connections(session: Any) -> None:
+    """Every parcel under way waits on a connection of its own; tornado allows ten in all unless told otherwise."""
+
+    async def allow() -> None:
+        from tornado.httpclient import AsyncHTTPClient
+
+        client: Any = AsyncHTTPClient()
+        client.max_clients = max(getattr(client, "max_clients", 0), 8 * MOST_PARCELS)
+
+    asyncio.run_coroutine_threadsafe(allow(), session._loop).result(10)

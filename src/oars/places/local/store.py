@@ -82,7 +82,9 @@ class ClusterDir:
             raise NotFound(f"There is no cluster {self.name!r}.", "`oars ls` lists those that are there.") from None
         except ValueError as error:
             hint = f"Remove {self.path} when nothing of it runs any more (`oars doctor` says)."
-            raise OarsError(f"What is written about the cluster {self.name!r} cannot be read: {error}.", hint) from error
+            raise OarsError(
+                f"What is written about the cluster {self.name!r} cannot be read: {error}.", hint
+            ) from error
         owner = Identity(**data["owner"]) if data["owner"] else None
         return Intent(**{**data, "owner": owner, "import_path": tuple(data["import_path"])})
 
