@@ -25,6 +25,7 @@ from oars.places.local.store import ClusterDir
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
 from oars.spec.status import Phase
+from oars.testing import processes
 
 pytestmark = pytest.mark.live
 
@@ -163,8 +164,7 @@ class TestOwners:
         return script
 
     def _all_gone(self, state: Path) -> bool:
-        marked = [pid for pid in process.all_pids() if str(state) in process.environment_of(pid).get("TMPDIR", "")]
-        return not marked and not list((state / "clusters").iterdir())
+        return not processes(state) and not list((state / "clusters").iterdir())
 
     def test_a_killed_owner_leaves_nothing(self, own_state: Path) -> None:
         with self._run("input()") as script:

@@ -11,7 +11,7 @@ from pathlib import Path
 from oars.base.errors import OarsError
 from oars.cli.machine import Finding
 from oars.client.kept import Kept
-from oars.places.local.process import MARK, all_pids, boot_id, environment_of
+from oars.places.local.process import CLUSTER, MARK, all_pids, boot_id, environment_of
 from oars.places.local.store import ClusterDir
 from oars.spec.status import Phase
 
@@ -76,8 +76,5 @@ def _orphans() -> Finding:
 
 
 def _orphaned(environment: Mapping[str, str]) -> bool:
-    """The scratch directory of every member lies in its cluster's."""
-    scratch = environment.get("TMPDIR")
-    if MARK not in environment or not scratch:
-        return False
-    return not any((parent / "cluster.json").exists() for parent in (Path(scratch), *Path(scratch).parents))
+    home = environment.get(CLUSTER)
+    return MARK in environment and home is not None and not ClusterDir(Path(home)).exists

@@ -100,7 +100,7 @@ def _starting(observed: Observed, view: View) -> Iterable[Cause]:
         yield Cause("Loading", f"Starting {_listed([m.id for m in loading])}: {loading[0].reason}.")
     head = observed.member(HEAD)
     if head is not None and head.state is MemberState.RUNNING and not view.up:
-        yield Cause("HeadStarting", f"The head runs but does not answer yet{_detail(view)}.", "", head.tail[-LINES:])
+        yield Cause("HeadStarting", "The head runs but does not answer yet.", "", tuple(filter(None, [view.message])))
         return
     waiting = [
         m for m in observed.members
@@ -113,7 +113,3 @@ def _starting(observed: Observed, view: View) -> Iterable[Cause]:
 
 def _listed(members: list[MemberId]) -> str:
     return ", ".join(members[:5]) + (", …" if len(members) > 5 else "")
-
-
-def _detail(view: View) -> str:
-    return f" ({view.message})" if view.message else ""

@@ -27,7 +27,8 @@ def processes(state: Path) -> list[str]:
     found = []
     for pid in process.all_pids():
         environment = process.environment_of(pid)
-        ours = environment.get("OARS_STATE_DIR", "") == str(state) or str(state) in environment.get("TMPDIR", "")
+        places = (environment.get("OARS_STATE_DIR", ""), environment.get(process.CLUSTER, ""))
+        ours = any(place == str(state) or place.startswith(f"{state}/") for place in places)
         if pid != os.getpid() and ours and process.start_of(pid) is not None:
             found.append(f"{pid} {command_of(pid)}")
     return found

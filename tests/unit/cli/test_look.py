@@ -209,11 +209,11 @@ def test_doctor_finds_what_is_ill_or_left() -> None:
 
 def test_an_orphan_is_one_whose_cluster_is_gone(tmp_path: Path) -> None:
     (tmp_path / "demo/members/head").mkdir(parents=True)
-    environ = {"OARS_MARK": "x", "TMPDIR": str(tmp_path / "demo/members/head")}
+    environ = {"OARS_MARK": "x", "OARS_CLUSTER_DIR": str(tmp_path / "demo")}
     assert leftovers._orphaned(environ)
     (tmp_path / "demo/cluster.json").touch()
     assert not leftovers._orphaned(environ)
-    assert not leftovers._orphaned({"TMPDIR": "/tmp"})
+    assert not leftovers._orphaned({"OARS_CLUSTER_DIR": "/nowhere"})
 
 
 def completed(*words: str) -> list[str]:

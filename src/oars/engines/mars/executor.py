@@ -12,13 +12,14 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oars.base.errors import ClusterLost
 
-PARCEL_SECONDS = 0.25  # how much work a parcel should hold
+PARCEL_SECONDS = 0.25  # how much work a parcel should hold; one that turns out to hold four times as much comes back
 PARCEL_CALLS = 2000
+TASK_SECONDS = 0.05  # what a task costs Mars at least: less work than this is not worth sharing
 MOST_PARCELS = 64  # at a time
 REFRESH_SECONDS = 5.0  # how often the number of processors is asked for
 WORKER_SECONDS = 60.0  # how long a call waits for a worker to be there
@@ -27,12 +28,21 @@ WAITING_FOR_WORKERS = ("NoMatchingSlots", "NoAvailableBand")
 
 @dataclass(frozen=True)
 class Call:
-    """One submitted call and its promise."""
+    """One submitted call and its promise. `again`: it was sent once, but came back untouched."""
 
     future: Future[Any]
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    again: bool = False
+
+    @property
+    def kind(self) -> object:
+        """Calls of one kind are expected to take equally long."""
+        return getattr(self.function, "__qualname__", None) or type(self.function)
+
+    def begin(self) -> bool:
+        return self.again or self.future.set_running_or_notify_cancel()
 
 
 class RemoteTraceback(Exception):
@@ -50,11 +60,13 @@ class RemoteTraceback(Exception):
 class Desk:
     """What an executor works with: a Mars session of its own, mars.remote.spawn, and the session's fate."""
 
+    name: str  # of the cluster
     session: Any
     spawn: Callable[..., Any]
     workers: Callable[[], Mapping[str, float]]  # address → processors, of all that are ready; raises OSError
     alive: Callable[[], bool]  # whether the cluster still knows the session
     close: Callable[[], None]
+    renew: Callable[[], Desk]  # the same with a new session; raises ClusterLost
 
 
 class MarsExecutor(Executor):
@@ -62,14 +74,14 @@ class MarsExecutor(Executor):
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._lock = threading.Lock()
+        self._lost = False  # the desk's session is gone
+        self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._queue: deque[Call] = deque()
         self._active = 0
         self._shut = False
         self._closed = False
-        self._lost: ClusterLost | None = None
-        self._pace: float | None = None  # seconds a call takes, lately
+        self._paces: dict[object, float] = {}  # seconds a call takes, lately, by kind
         self._workers: Mapping[str, float] = {}
         self._workers_asked = -math.inf
         self._loads: Counter[str] = Counter()
@@ -79,13 +91,8 @@ class MarsExecutor(Executor):
         with self._lock:
             if self._shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            if self._lost is not None:
-                raise self._lost
             self._queue.append(Call(future, fn, args, kwargs))
-            start = self._active < self._width()
-            self._active += start
-        if start:
-            threading.Thread(target=self._work, name="oars-mars", daemon=True).start()
+        self._hire()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -114,16 +121,23 @@ class MarsExecutor(Executor):
         """How many parcels may be under way: enough that no processor waits for the next one."""
         return min(MOST_PARCELS, max(1, math.ceil(2 * sum(self._workers.values()))))
 
+    def _hire(self) -> None:
+        """As many threads as there can be parcels."""
+        with self._lock:
+            new = max(0, min(self._width() - self._active, len(self._queue)))
+            self._active += new
+        for _ in range(new):
+            threading.Thread(target=self._work, name="oars-mars", daemon=True).start()
+
     def _work(self) -> None:
-        try:
+        self._meet_workers()
+        self._hire()
+        while parcel := self._take():
+            self._perform(parcel)
             self._meet_workers()
-            while parcel := self._take():
-                self._perform(parcel)
-                self._meet_workers()
-        finally:
-            with self._idle:
-                self._idle.notify_all()
-            self._end_session()
+        with self._idle:
+            self._idle.notify_all()
+        self._end_session()
 
     def _meet_workers(self) -> None:
         with self._lock:
@@ -148,19 +162,24 @@ class MarsExecutor(Executor):
                     self._loads[worker] -= 1
 
     def _take(self) -> list[Call]:
-        """The next calls to send; none: this thread is done."""
+        """The next calls to send, all of one kind; none: this thread is done."""
         with self._lock:
             parcel: list[Call] = []
-            share = math.ceil(len(self._queue) / self._width())
-            size = 1 if self._pace is None else int(PARCEL_SECONDS / max(self._pace, 1e-6))
-            size = max(1, min(size, share, PARCEL_CALLS))
-            while self._queue and len(parcel) < size:
+            while self._queue and (not parcel or self._fits(parcel)):
                 call = self._queue.popleft()
-                if call.future.set_running_or_notify_cancel():
+                if call.begin():
                     parcel.append(call)
             if not parcel:
                 self._active -= 1
             return parcel
+
+    def _fits(self, parcel: list[Call]) -> bool:
+        """Whether the next call may travel with these: it is of their kind, and they leave enough for the others."""
+        kind = parcel[0].kind
+        pace = max(self._paces.get(kind, PARCEL_SECONDS), 1e-6)
+        share = math.ceil((len(self._queue) + len(parcel)) / self._width())
+        room = min(PARCEL_SECONDS / pace, max(share, TASK_SECONDS / pace), PARCEL_CALLS)
+        return len(parcel) < room and self._queue[0].kind == kind
 
     def _perform(self, parcel: list[Call]) -> None:
         try:
@@ -168,14 +187,15 @@ class MarsExecutor(Executor):
         except Exception as error:  # noqa: BLE001 (whatever pickling may raise belongs to the call)
             self._perform_apart(parcel, error)
             return
+        desk = self._desk
         try:
-            answers, seconds = pickle.loads(self._send(payload))
+            desk = self._open_desk()
+            answers, seconds = pickle.loads(self._send(payload, desk))
         except Exception as error:  # noqa: BLE001 (whatever Mars raises is told to everyone who waits)
-            self._fail(parcel, error)
+            self._fail(parcel, desk, error)
             return
-        pace = seconds / len(parcel)
-        self._pace = pace if self._pace is None else 0.5 * (self._pace + pace)
-        for call, answer in zip(parcel, answers, strict=True):
+        self._learn(parcel, len(answers), seconds)
+        for call, answer in zip(parcel, answers, strict=False):
             _settle(call.future, answer)
 
     def _perform_apart(self, parcel: list[Call], error: Exception) -> None:
@@ -186,12 +206,34 @@ class MarsExecutor(Executor):
         for call in parcel:
             self._perform([call])
 
-    def _send(self, payload: bytes) -> bytes:
+    def _learn(self, parcel: list[Call], answered: int, seconds: float) -> None:
+        """How long calls of this kind take; and those that the parcel had no time for are next."""
+        kind, pace = parcel[0].kind, seconds / answered
+        with self._lock:
+            self._paces[kind] = 0.5 * (self._paces.get(kind, pace) + pace)
+            self._queue.extendleft(replace(call, again=True) for call in reversed(parcel[answered:]))
+        self._hire()
+
+    def _open_desk(self) -> Desk:
+        """The desk, or a new one when the session is gone: the cluster may need a moment to be back."""
+        deadline = time.monotonic() + WORKER_SECONDS
+        while True:
+            with self._lock:
+                if not self._lost:
+                    return self._desk
+                try:
+                    self._desk, self._lost, self._workers_asked = self._desk.renew(), False, -math.inf
+                except ClusterLost:
+                    if time.monotonic() > deadline:
+                        raise
+            time.sleep(0.2)
+
+    def _send(self, payload: bytes, desk: Desk) -> bytes:
         deadline = time.monotonic() + WORKER_SECONDS
         while True:
             try:
                 with self._seat() as worker:
-                    return self._run_at(worker, payload)
+                    return _run_at(desk, worker, payload)
             except Exception as error:
                 # Mars says so before it runs anything: it can be tried again.
                 if type(error).__name__ not in WAITING_FOR_WORKERS or time.monotonic() > deadline:
@@ -200,43 +242,42 @@ class MarsExecutor(Executor):
             self._workers_asked = -math.inf
             self._meet_workers()
 
-    def _run_at(self, worker: str | None, payload: bytes) -> bytes:
-        # The random name keeps Mars from taking two equal calls for one.
-        remote = self._desk.spawn(_runner(), args=(payload, uuid.uuid4().hex), expect_worker=worker)
-        self._desk.session.execute(remote, show_progress=False)
-        return bytes(self._desk.session.fetch(remote))
-
-    def _fail(self, parcel: list[Call], error: Exception) -> None:
-        lost = self._explain(error)
-        for call in parcel:
-            call.future.set_exception(lost)
-        if self._lost is None:
-            return
+    def _fail(self, parcel: list[Call], desk: Desk, error: Exception) -> None:
+        """A call that was sent is never sent again: it may have run. Without the session nothing else can run."""
+        gone = not desk.alive()
+        lost = _explain(error, desk.name if gone else "")
+        rest: list[Call] = []
         with self._lock:
-            rest = list(self._queue)
-            self._queue.clear()
-        for call in rest:
-            if call.future.set_running_or_notify_cancel():
-                call.future.set_exception(lost)
-
-    def _explain(self, error: Exception) -> ClusterLost:
-        text = f"{type(error).__name__}: {error}"
-        if self._desk.alive():
-            lost = ClusterLost(
-                f"Mars could not finish a call: {text}.",
-                "A worker may have been lost while it ran; it is being replaced. Submit the call again.",
-            )
-        else:
-            lost = self._lost = ClusterLost(
-                f"The Mars cluster went away while calls were running: {text}.",
-                "It comes back by itself at the same address: ask the cluster for a new executor.",
-            )
-        lost.__cause__ = error
-        return lost
+            if gone and desk is self._desk:
+                self._lost = True
+                rest = [call for call in self._queue if call.begin()]
+                self._queue.clear()
+        for call in parcel + rest:
+            call.future.set_exception(lost)
 
 
-def _runner() -> Callable[[bytes, str], bytes]:
-    def run(payload: bytes, name: str) -> bytes:
+def _run_at(desk: Desk, worker: str | None, payload: bytes) -> bytes:
+    # The random name keeps Mars from taking two equal calls for one.
+    remote = desk.spawn(_runner(), args=(payload, uuid.uuid4().hex, 4 * PARCEL_SECONDS), expect_worker=worker)
+    desk.session.execute(remote, show_progress=False)
+    return bytes(desk.session.fetch(remote))
+
+
+def _explain(error: Exception, gone: str) -> ClusterLost:
+    text = f"{type(error).__name__}: {error}"
+    if gone:
+        message = f"The Mars cluster {gone!r} went away while calls were running: {text}."
+        hint = "It comes back by itself at the same address; submit the calls again then."
+    else:
+        message = f"Mars could not finish a call: {text}."
+        hint = "A worker may have been lost while it ran; it is being replaced. Submit the call again."
+    lost = ClusterLost(message, hint)
+    lost.__cause__ = error
+    return lost
+
+
+def _runner() -> Callable[[bytes, str, float], bytes]:
+    def run(payload: bytes, name: str, limit: float) -> bytes:
         """Runs in the cluster. Being local to a function, it is sent as code: Oars is not installed there."""
         import pickle
         import time
@@ -255,7 +296,11 @@ def _runner() -> Callable[[bytes, str], bytes]:
                     return False, cloudpickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
 
         begin = time.perf_counter()
-        answers = [call(*item) for item in pickle.loads(payload)]
+        answers: list[tuple[bool, bytes]] = []
+        for item in pickle.loads(payload):
+            answers.append(call(*item))
+            if time.perf_counter() - begin > limit:
+                break  # the others can have the rest
         return cloudpickle.dumps((answers, time.perf_counter() - begin))  # type: ignore[no-any-return]
 
     return run

@@ -31,17 +31,21 @@ def disconnect(client: Any) -> None:
 
 
 def executor(access: Access) -> Executor:
+    return MarsExecutor(_desk(access))
+
+
+def _desk(access: Access) -> Desk:
     session = _new_session(access, default=False)
     _allow_connections(session)
     address, name = access.address, session.session_id
-    return MarsExecutor(
-        Desk(
-            session=session,
-            spawn=_spawn(access),
-            workers=partial(_workers, address),
-            alive=partial(_is_known, address, name),
-            close=partial(_delete, address, name),
-        )
+    return Desk(
+        name=access.name,
+        session=session,
+        spawn=_spawn(access),
+        workers=partial(_workers, address),
+        alive=partial(_is_known, address, name),
+        close=partial(_delete, address, name),
+        renew=partial(_desk, access),
     )
 
 
@@ -59,8 +63,11 @@ def _new_session(access: Access, default: bool) -> Any:
         ) from error
     try:
         return new_session(access.address, default=default)
-    except (OSError, TimeoutError) as error:
-        raise ClusterLost(f"The Mars cluster {access.name!r} at {access.address} does not answer: {error}.") from error
+    except Exception as error:
+        raise ClusterLost(
+            f"The Mars cluster {access.name!r} at {access.address} gives no session: {error}.",
+            f"See what it does: oars status {access.name}.",
+        ) from error
 
 
 def _spawn(access: Access) -> Any:

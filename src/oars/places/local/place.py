@@ -28,10 +28,11 @@ from oars.model import (
     Observed,
     Process,
     Remove,
+    Role,
 )
 from oars.places.ledger import Book, Entry, locked, read_book, write_book
 from oars.places.local import logs
-from oars.places.local.ports import free_ports
+from oars.places.local.ports import can_be_taken_again, free_ports
 from oars.places.local.process import ExitWatch, Identity, gone, identify, marked, send
 from oars.places.local.starter import Starter
 from oars.places.local.store import ClusterDir, Intent, Report
@@ -119,7 +120,9 @@ class LocalPlace:
         before = self._book.entries.get(member)
         process = group.process
         ports = before.ports if before else {}
-        if set(ports) != {port.name for port in process.ports}:
+        # The head's address is the cluster's; a worker may move if a stranger sits on its port.
+        stolen = group.role is Role.WORKER and not can_be_taken_again(ports.values(), HOST)
+        if stolen or set(ports) != {port.name for port in process.ports}:
             numbers = free_ports(len(process.ports), claimed, HOST)
             ports = {port.name: number for port, number in zip(process.ports, numbers, strict=True)}
         incarnation = self._book.incarnations + 1

@@ -30,6 +30,18 @@ def free_ports(count: int, claimed: Collection[int], host: str = "127.0.0.1") ->
     return found
 
 
+def can_be_taken_again(ports: Collection[int], host: str = "127.0.0.1") -> bool:
+    """Nobody else has taken them since their owner ended; connections of its own that linger do not count."""
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
+    return True
+
+
 def _is_free(port: int, host: str) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 MARK = "OARS_MARK"
 MEMBER = "OARS_MEMBER"
+CLUSTER = "OARS_CLUSTER_DIR"  # where the cluster it belongs to is kept
 PROC = Path("/proc")
 
 

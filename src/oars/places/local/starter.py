@@ -11,7 +11,7 @@ from pathlib import Path
 from oars.model import Process
 from oars.places.ledger import Entry
 from oars.places.local.nursery import Launch, Nursery, base_environment
-from oars.places.local.process import MARK, MEMBER
+from oars.places.local.process import CLUSTER, MARK, MEMBER
 from oars.places.local.store import ClusterDir, Intent
 from oars.plan.fill import fill, fill_mapping
 
@@ -62,7 +62,8 @@ class Starter:
         await asyncio.gather(*(nursery.close(kill=kill) for nursery in nurseries.values()))
 
     def _environment(self, process: Process, entry: Entry, values: Mapping[str, str]) -> dict[str, str]:
-        marks = {MARK: self._intent.mark, MEMBER: f"{entry.id}:{entry.incarnation}"}
+        member = f"{entry.id}:{entry.incarnation}"
+        marks = {MARK: self._intent.mark, MEMBER: member, CLUSTER: str(self._dir.path)}
         base = base_environment(self._environ, self._intent.python)
         base["PYTHONPATH"] = os.pathsep.join(self._intent.import_path)
         return {**base, "TMPDIR": values["dir"], **fill_mapping(process.env, values), **marks}
