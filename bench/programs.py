@@ -44,7 +44,7 @@ START_RAY_INIT = """
 import json, time
 import ray
 start = time.perf_counter()
-ray.init(num_cpus=1, include_dashboard=True, log_to_driver=False)
+ray.init(address="local", num_cpus=1, include_dashboard=True, log_to_driver=False)
 ready = time.perf_counter() - start
 start = time.perf_counter()
 ray.shutdown()

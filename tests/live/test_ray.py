@@ -98,6 +98,7 @@ class TestOneCluster:
         source = """
 import os
 os.environ["RAY_AUTH_TOKEN"] = "x" * 64
+os.environ["RAY_NUM_REDIS_GET_RETRIES"] = "1"  # it would ask for 20 seconds
 import ray
 try:
     ray.init(log_to_driver=False)

@@ -239,11 +239,11 @@ class TestLook:
 
 
 def test_drain_passes_on_what_the_supervisor_says() -> None:
-    at = FakeWire({"/api/oars/leave": {"127.0.0.1:10": "", "127.0.0.1:20": "the work that runs on it to end"}})
+    at = FakeWire({"/api/oars/leave": {"127.0.0.1:10": "", "127.0.0.1:20": "work that still runs on it"}})
     members = [MemberId("worker-0"), MemberId("worker-1"), MemberId("worker-9")]
     assert asyncio.run(engine.drain(at, members, force=False)) == [
         Drained(members[0], True),
-        Drained(members[1], False, "the work that runs on it to end"),
+        Drained(members[1], False, "work that still runs on it"),
         Drained(members[2], True),
     ]
     assert at.posted == [("/api/oars/leave", {"workers": ["127.0.0.1:10", "127.0.0.1:20"], "force": False})]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 CONNECT_SECONDS = 30.0
 CLOSE_SECONDS = 5.0
-PAUSE_PER_CALL, LONGEST_PAUSE = 25e-6, 0.25
+PAUSE_PER_CALL, LONGEST_PAUSE = 1e-4, 1.0
 
-Call = tuple[Future[Any], Callable[..., Any]]
+Call = tuple[Future[Any], partial[Any]]
 
 
 def connect(access: Access) -> Any:
@@ -146,16 +146,14 @@ class DaskExecutor(Executor):
     def _send_queue(self) -> None:
         with self._lock:
             queue, self._queue = self._queue, []
-        calls = [(future, call) for future, call in queue if not future.cancelled()]
-        if calls:
+        for calls in _alike([call for call in queue if not call[0].cancelled()]):
             self._send(calls)
 
     def _send(self, calls: Sequence[Call]) -> None:
-        """As one batch; if one of them cannot be sent (a function that cannot be pickled), each by itself."""
-        batch = uuid4().hex
-        keys = [f"{_name(call)}-{batch}-{number}" for number, (_, call) in enumerate(calls)]
+        """As one batch; if one of them cannot be sent (an argument that cannot be pickled), each by itself."""
+        function, columns = _columns([call for _, call in calls])
         try:
-            remote = self._client.map(operator.call, [call for _, call in calls], key=keys, pure=False)
+            remote = self._client.map(function, *columns, key=_keys(calls), pure=False)
         except Exception as error:  # noqa: BLE001 (whatever pickling raises belongs to the caller's future)
             if len(calls) == 1:
                 _settle(calls[0][0], error=error)
@@ -269,7 +267,25 @@ def _in_order(last_first: list[Future[Any]], deadline: float | None) -> Iterator
             future.cancel()
 
 
-def _name(call: Callable[..., Any]) -> str:
+def _alike(calls: Iterable[Call]) -> Iterable[Sequence[Call]]:
+    """Calls that can be sent as a map of one function; all others together."""
+    groups: dict[object, list[Call]] = {}
+    for call in calls:
+        plain = call[1].args and not call[1].keywords
+        groups.setdefault((id(call[1].func), len(call[1].args)) if plain else None, []).append(call)
+    return groups.values()
+
+
+def _columns(calls: Sequence[partial[Any]]) -> tuple[Callable[..., Any], list[Any]]:
+    """Calls that are alike, as a function and lists of its arguments."""
+    if all(call.args and not call.keywords for call in calls):
+        return calls[0].func, [list(column) for column in zip(*(call.args for call in calls), strict=True)]
+    return operator.call, [list(calls)]
+
+
+def _keys(calls: Sequence[Call]) -> list[str]:
+    """Names for Dask's dashboard that are the function's, and unique."""
     from dask.utils import funcname
 
-    return str(funcname(call))
+    batch = uuid4().hex
+    return [f"{funcname(call)}-{batch}-{number}" for number, (_, call) in enumerate(calls)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import importlib
 import itertools
 import json
@@ -131,7 +132,7 @@ class Leaving:
     since: float
     asked: float
     who: str
-    waits_for: str = "its data to be looked through"
+    waits_for: str = "what it holds to be looked through"
     moved: float = 0.0
     step: asyncio.Task[str] | None = field(default=None, repr=False)
 
@@ -166,7 +167,7 @@ async def go_on(supervisor: str, worker: str) -> None:
 
 def outcome(step: asyncio.Task[str]) -> str:
     error = step.exception()
-    return step.result() if error is None else f"what it holds to be moved ({type(error).__name__}: {error})"
+    return step.result() if error is None else f"results that could not be moved ({type(error).__name__}: {error})"
 
 
 async def take_back(supervisor: str) -> None:
@@ -192,8 +193,11 @@ async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:
     """One try to get it empty; what that waits for."""
     sessions = [info.session_id for info in await (await api("session.SessionAPI", supervisor)).get_sessions()]
     bands = [(worker, band) for band in (await node_infos(supervisor))[worker]["resource"]]
+    for session in sessions:
+        queue = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor.gen_uid(session)
+        await (await oscar().actor_ref(queue, address=supervisor)).oars_rescue()
     if await busy(supervisor, bands):
-        return "the work that runs on it to end"
+        return "work that still runs on it"
     if not await stores(bands):
         return ""
     older = await older_tasks(supervisor, sessions, leaving.since + SLACK)
@@ -265,7 +269,7 @@ async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str,
         if holder is None:
             holder = next(turns[band[1]], None)
             if holder is None:
-                return "another worker that can take what it holds"
+                return "results that no other worker can take"
             await copy(session, key, band, holder)
             await meta.add_chunk_bands(key, [holder])
         await copy_description(session, key, band[0], holder[0])
@@ -319,5 +323,40 @@ def forgive_the_dead() -> None:
     store.__pre_destroy__ = __pre_destroy__
 
 
-forgive_the_dead()
+def know_the_bands() -> None:
+    """Work that is queued for a worker that leaves is given to others, but by one who may not have heard of it yet."""
+    assigner = mars("services.scheduling.supervisor.assigner").AssignerActor
+    plain = assigner.reassign_subtasks
+
+    async def reassign_subtasks(self: Any, queued: Any) -> Any:
+        self._update_bands(list(await self._cluster_api.get_all_bands()))
+        return await plain(self, queued)
+
+    assigner.reassign_subtasks = reassign_subtasks
+
+
+def keep_queues_clean() -> None:
+    """What was cancelled while it was queued makes Mars lose other work when it gives a queue to others. And work that
+    comes to the queue in the very moment in which its worker is asked to leave would stay there for ever."""
+    queueing = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor
+    plain = queueing.balance_queued_subtasks
+
+    async def balance_queued_subtasks(self: Any) -> None:
+        for queue in self._band_queues.values():
+            queue[:] = [item for item in queue if self._stid_to_items.get(item.subtask.subtask_id) is item]
+            heapq.heapify(queue)
+        await plain(self)
+
+    async def oars_rescue(self: Any) -> None:
+        ready = await self._cluster_api.get_all_bands()
+        if any(queue for band, queue in self._band_queues.items() if band not in ready):
+            await self.balance_queued_subtasks()
+            await self._slots_ref.refresh_bands()
+
+    queueing.balance_queued_subtasks = balance_queued_subtasks
+    queueing.oars_rescue = oars_rescue
+
+
+for mend in (forgive_the_dead, know_the_bands, keep_queues_clean):
+    mend()
 web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/leave": Leave}

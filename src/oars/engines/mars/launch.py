@@ -37,6 +37,7 @@ from typing import Any
 
 INSIDE = "oars_mars_inside"  # the name under which the supervisor's web server finds our handlers
 SOCKET_ROOM = 50  # what Mars and multiprocessing append to a directory to name a socket; the kernel allows 107 in all
+LIBRARIES = ("tensor", "dataframe", "learn", "remote")
 LEFT_ALONE: list[Any] = []
 PARTS = {
     "xorbits": {"mars": "xorbits._mars", "oscar": "xoscar", "pool": "xoscar.backends.indigen.pool"},
@@ -48,6 +49,8 @@ def main() -> None:
     distribution, role, who, directory, *arguments = sys.argv[sys.argv.index("--") + 1 :]
     sys.argv = [f"{distribution}-{role}", who, *arguments]  # Mars tells this to its supervisor: so we know who is who
     parts = PARTS[distribution]
+    for name in (f"deploy.oscar.{role}", *LIBRARIES):
+        part(parts["mars"], name)  # before anything is forked from here, unless we were forked from where it is loaded
     if arguments[:1] == ["--inside"]:
         install_handlers(arguments[1])
         arguments = arguments[2:]

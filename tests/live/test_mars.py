@@ -1,0 +1,328 @@
+"""What Oars promises of Mars in particular, on real clusters of both distributions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oars import Cluster
+from oars.places.local.process import all_pids, environment_of, session_of
+from oars.spec.load import build
+from oars.testing.driver import DriverProgram, run_driver
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+both = pytest.mark.parametrize("distribution", ["xorbits", "pymars"])
+
+CONNECT = """
+import os, time
+import oars
+session = oars.connect()
+if os.environ["OARS_MARS_DISTRIBUTION"] == "xorbits":
+    from xorbits._mars import tensor as mt, dataframe as md, remote as mr
+    from xorbits._mars.deploy.oscar.session import new_session
+else:
+    from mars import tensor as mt, dataframe as md, remote as mr
+    from mars.deploy.oscar.session import new_session
+quiet = {"show_progress": False}
+def run(x): return x.execute(**quiet).fetch()
+"""
+
+
+def mars(workers: int | list[dict[str, Any]], distribution: str = "xorbits", **more: Any) -> Cluster:
+    groups = [{"replicas": workers, "memory": "1Gi"}] if isinstance(workers, int) else workers
+    data = {"engine": "mars", "workers": groups, "mars": {"distribution": distribution}, **more}
+    return Cluster(build(data).spec, timeout="180s")
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def members(cluster: Cluster) -> dict[str, int]:
+    return {member.id: member.pid or 0 for member in cluster.members()}
+
+
+def why(cluster: Cluster) -> str:
+    return " ".join(cause.message for cause in cluster.why())
+
+
+def shared_memory(pid: int) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"*oars-{pid}-*"))
+
+
+class TestDrain:
+    @both
+    def test_everything_is_still_there_and_can_be_worked_with(self, distribution: str) -> None:
+        """Tensors, frames and objects on every worker; while other work goes on, none of which may fail."""
+        source = (
+            CONNECT
+            + """
+import threading
+import numpy as np
+a = mt.random.rand(900, 900, chunk_size=300).execute(**quiet)
+df = md.DataFrame(mt.random.rand(600, 4, chunk_size=(60, 4)), columns=list("abcd")).execute(**quiet)
+objects = [mr.spawn(lambda n: {"n": n}, args=(n,)) for n in range(12)]
+tuple_ = mr.ExecutableTuple(objects).execute(**quiet)
+A, D, O = a.fetch(), df.fetch(), list(tuple_.fetch())
+errors, runs, stop = [], [], threading.Event()
+def others():
+    own = new_session(os.environ["OARS_ADDRESS"], default=False)
+    while not stop.is_set():
+        x = mt.random.rand(100, 100, chunk_size=50)
+        try: runs.append(x.dot(x).sum().execute(session=own, **quiet).fetch(session=own))
+        except Exception as error: errors.append(repr(error))
+thread = threading.Thread(target=others, daemon=True)
+thread.start()
+while not runs: time.sleep(0.1)
+print("held", flush=True)
+input()
+assert np.array_equal(a.fetch(), A) and df.fetch().equals(D) and list(tuple_.fetch()) == O
+assert np.isclose(run((a + 1).sum()), (A + 1).sum())
+assert run(df.head(100)).equals(D.head(100)) and run(df.iloc[5:400]).equals(D.iloc[5:400])
+assert np.allclose(run(df.sort_values("b")).values, D.sort_values("b").values)
+assert run(mr.spawn(lambda xs: sum(x["n"] for x in xs), args=(objects,))) == 66
+stop.set()
+thread.join(60)
+print("errors:", errors, flush=True)
+"""
+        )
+        with mars(3, distribution) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("held")
+            cluster.scale(1)
+            until(lambda: len(members(cluster)) == 2, 90)
+            driver.tell()
+            assert driver.expect("errors:").endswith("[]")
+
+    def test_the_last_worker_stays_while_it_holds_results(self) -> None:
+        source = (
+            CONNECT
+            + """
+held = mt.random.rand(100, 100).execute(**quiet)
+total = held.fetch().sum()
+print("held", flush=True)
+input()
+print("there:", held.fetch().sum() == total, flush=True)
+del held
+input()
+"""
+        )
+        with mars(1) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("held")
+            cluster.scale(0)
+            until(lambda: "results that no other worker can take" in why(cluster))
+            driver.tell()
+            assert driver.expect("there:").endswith("True")
+            until(lambda: set(members(cluster)) == {"head"})
+
+    def test_by_force_it_goes_with_what_it_holds(self) -> None:
+        source = (
+            CONNECT
+            + """
+held = mt.random.rand(100, 100).execute(**quiet)
+print("held", flush=True)
+input()
+try:
+    held.fetch()
+except Exception as error:
+    print("lost:", type(error).__name__, flush=True)
+print("again:", run(mt.ones((3, 3)).sum()), flush=True)
+"""
+        )
+        with mars(2) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("held")
+            cluster.scale(0, force=True)
+            until(lambda: set(members(cluster)) == {"head"})
+            cluster.scale(1)
+            cluster.wait(timeout="60s")
+            driver.tell()
+            driver.expect("lost:")
+            assert driver.expect("again:").endswith("9.0")
+
+    def test_one_that_is_wanted_again_goes_back_to_work(self) -> None:
+        source = (
+            CONNECT
+            + """
+print("busy", flush=True)
+run(mr.ExecutableTuple([mr.spawn(time.sleep, args=(6 + n / 10,)) for n in range(2)]))
+print("free", flush=True)
+input()
+where = mr.ExecutableTuple([mr.spawn(lambda n: os.getpid(), args=(n,)) for n in range(8)])
+print("used:", len(set(run(where))), flush=True)
+"""
+        )
+        with mars(2) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("busy")
+            time.sleep(2)
+            cluster.scale(1)
+            until(lambda: "still runs on it" in why(cluster) or "running task" in why(cluster))
+            cluster.scale(2)
+            driver.expect("free")
+            cluster.wait(timeout="60s")
+            driver.tell()
+            assert driver.expect("used:").endswith("2")
+
+
+class TestLosses:
+    @both
+    def test_an_executor_tells_of_a_lost_worker_and_of_a_lost_head_and_works_again(self, distribution: str) -> None:
+        source = """
+import time, oars
+from oars.base.errors import ClusterLost
+with oars.executor() as ex:
+    def fails(future):
+        try: future.result(60)
+        except ClusterLost as error: return str(error).splitlines()[0]
+    ex.submit(abs, -1).result(60)
+    for round in range(2):
+        running = [ex.submit(time.sleep, 600) for _ in range(2)]
+        print("started", flush=True)
+        print("lost:", fails(running[0]) or fails(running[1]), flush=True)
+        print("again:", ex.submit(pow, 2, 3).result(90), flush=True)
+        for future in running[1:]: fails(future) if round else None
+"""
+        with mars(1, distribution) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("started")
+            time.sleep(3)
+            os.kill(members(cluster)["worker-0"], signal.SIGKILL)
+            driver.expect("lost: Mars could not finish", 30)
+            assert driver.expect("again:", 90).endswith("8")
+            driver.expect("started")
+            time.sleep(2)
+            os.kill(members(cluster)["head"], signal.SIGKILL)
+            assert cluster.name in driver.expect("lost: The Mars cluster", 30)
+            assert driver.expect("again:", 90).endswith("8")
+
+    def test_work_fails_only_until_the_cluster_counts_as_ready_again(self) -> None:
+        source = CONNECT + "input()\nprint('sum:', run(mt.ones((900, 900), chunk_size=300).sum()), flush=True)\n"
+        with mars(2) as cluster, DriverProgram(cluster, source) as driver:
+            pid = members(cluster)["worker-1"]
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: members(cluster)["worker-1"] not in (0, pid))
+            cluster.wait(timeout="30s")
+            driver.tell()
+            assert driver.expect("sum:").endswith("810000.0")
+
+    @both
+    def test_a_sub_process_that_dies_is_replaced_by_mars_itself(self, distribution: str) -> None:
+        with mars(1, distribution) as cluster:
+            main = members(cluster)["worker-0"]
+            before = set(session(main))
+            (first,) = run_driver(cluster, CONNECT + "print(run(mr.spawn(os.getpid)))")[-1:]
+            os.kill(int(first), signal.SIGKILL)
+            until(lambda: len(set(session(main)) - {int(first)}) == len(before))
+            (second,) = run_driver(cluster, CONNECT + "print(run(mr.spawn(os.getpid)))")[-1:]
+            assert int(second) in session(main) and second != first
+            assert members(cluster)["worker-0"] == main
+
+    def test_one_that_was_frozen_for_long_is_taken_back(self) -> None:
+        """As after a laptop has slept; Mars itself would never use it again."""
+        with mars(1) as cluster:
+            frozen = session(members(cluster)["worker-0"])
+            for pid in frozen:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                until(lambda: cluster.status().ready == 0, 30)
+            finally:
+                for pid in frozen:
+                    os.kill(pid, signal.SIGCONT)
+            until(lambda: cluster.status().ready == 1, 30)
+            assert "sum 4.0" in run_driver(cluster, CONNECT + "print('sum', run(mt.ones((2, 2)).sum()))")
+
+    @both
+    def test_no_shared_memory_is_left_by_one_that_was_killed(self, distribution: str) -> None:
+        source = (
+            CONNECT
+            + "held = mt.random.rand(600, 600, chunk_size=200).execute(**quiet)\nprint('held', flush=True)\ninput()\n"
+        )
+        with mars(1, distribution) as cluster, DriverProgram(cluster, source) as driver:
+            driver.expect("held")
+            pid = members(cluster)["worker-0"]
+            assert shared_memory(pid)
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: members(cluster)["worker-0"] not in (0, pid))
+            assert not shared_memory(pid) and not session(pid)
+
+
+def session(leader: int) -> list[int]:
+    return [pid for pid in all_pids() if session_of(pid) == leader and environment_of(pid)]
+
+
+class TestMembers:
+    @both
+    def test_twins_draw_different_random_numbers(self, distribution: str) -> None:
+        source = CONNECT + (
+            "def draw(n):\n"
+            "    import random, uuid, numpy\n"
+            "    return os.getpid(), random.random(), numpy.random.rand(), uuid.uuid4().hex\n"
+            "drawn = run(mr.ExecutableTuple([mr.spawn(draw, args=(n,)) for n in range(12)]))\n"
+            "first = list({d[0]: d for d in reversed(drawn)}.values())\n"
+            "print('different:', len(first), [len(set(column)) for column in zip(*first)])\n"
+        )
+        groups = [{"replicas": 2, "cpu": 2, "memory": "1Gi"}]
+        with mars(groups, distribution) as cluster:
+            assert "different: 4 [4, 4, 4, 4]" in run_driver(cluster, source)
+
+    def test_sizes_and_configuration_are_as_asked(self) -> None:
+        groups = [
+            {"replicas": 1, "cpu": 2, "memory": "600Mi"},
+            {"name": "big", "replicas": 1, "cpu": 1.5, "memory": "2Gi"},
+            {"name": "small", "replicas": 1, "cpu": 0.5, "memory": "300Mi"},
+        ]
+        source = """
+import json, os, urllib.request
+page = os.environ["OARS_ADDRESS"] + "/api/cluster/nodes?role=1&resource=1&detail=1"
+for node in json.load(urllib.request.urlopen(page))["nodes"].values():
+    band, quota = node["resource"]["numa-0"], node["detail"]["quota"]["numa-0"]
+    print("node", band["cpu_total"], band["memory_total"] >> 20, round(quota["quota_size"] / band["memory_total"], 2))
+"""
+        with mars(groups, head={"cpu": 2}, mars={"config": {"scheduling": {"mem_quota_size": "50%"}}}) as cluster:
+            until(lambda: len([line for line in run_driver(cluster, source) if line.endswith(" 0.5")]) == 3)
+            nodes = sorted(line.split(" ")[1:3] for line in run_driver(cluster, source))
+            assert nodes == [["1.0", "300"], ["2.0", "2048"], ["2.0", "600"]]
+            assert len(session(members(cluster)["big-0"])) == len(session(members(cluster)["worker-0"]))
+            assert "sum 4.0" in run_driver(cluster, CONNECT + "print('sum', run(mt.ones((2, 2)).sum()))")
+
+    @both
+    def test_nothing_is_written_to_the_home_directory(
+        self, distribution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        home = tmp_path / "home"
+        home.mkdir()
+        monkeypatch.setenv("HOME", str(home))
+        with mars(1, distribution) as cluster:
+            assert "sum 4.0" in run_driver(cluster, CONNECT + "print('sum', run(mt.ones((2, 2)).sum()))")
+        assert list(home.iterdir()) == []
+
+    def test_work_of_two_sessions_does_not_starve(self) -> None:
+        """Mars forgets work that found all slots taken by another session, unless it is made to look again."""
+        source = CONNECT + (
+            "import threading\n"
+            "def many(n):\n"
+            "    own = new_session(os.environ['OARS_ADDRESS'], default=False)\n"
+            "    for _ in range(8):\n"
+            "        x = mt.random.rand(60, 60, chunk_size=20)\n"
+            "        x.dot(x).sum().execute(session=own, **quiet)\n"
+            "    print('done', n, flush=True)\n"
+            "threads = [threading.Thread(target=many, args=(n,)) for n in range(3)]\n"
+            "for t in threads: t.start()\n"
+            "for t in threads: t.join()\n"
+        )
+        with mars(2) as cluster:
+            assert len([line for line in run_driver(cluster, source) if line.startswith("done")]) == 3
+
+    @both
+    def test_logs_of_a_good_start_hold_no_errors(self, distribution: str) -> None:
+        with mars(2, distribution) as cluster:
+            text = cluster.logs()
+            assert "Supervisor started at" in text
+            assert not [line for line in text.splitlines() if "ERROR" in line or "Traceback" in line]
