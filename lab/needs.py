@@ -1,0 +1,71 @@
+"""What this machine must have, and how to get it."""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lab.errors import Unavailable
+from lab.run import run
+
+# program -> the Debian package that brings it (looked for on PATH, or as given)
+PROGRAMS = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/bridge": "containernetworking-plugins",
+    "iptables": "iptables",  # the CNI plug-in portmap calls it
+    "nft": "nftables",
+    "conntrack": "conntrack",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "openssl": "openssl",
+    "mmdebstrap": "mmdebstrap",
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """One thing the lab cannot do without."""
+
+    name: str
+    met: bool
+    remedy: str
+
+
+def needs() -> list[Need]:
+    """Everything, met or not, in the order to mend it."""
+    return [
+        Need("root", os.geteuid() == 0, "The lab makes namespaces and mounts: run it as root."),
+        Need("Go", bool(shutil.which("go")), "The lab builds Kubernetes from source: install Go 1.24 or later."),
+        Need("Debian packages", not _missing() or bool(shutil.which("apt-get")), _packages_remedy()),
+    ]
+
+
+def require() -> None:
+    """Raise Unavailable, in one sentence, if the lab cannot run here."""
+    for need in needs():
+        if not need.met:
+            raise Unavailable(need.remedy)
+
+
+def install(say: Callable[[str], None]) -> None:
+    """Install the Debian packages that are not there yet."""
+    require()
+    packages = sorted({PROGRAMS[program] for program in _missing()})
+    if not packages:
+        return
+    say(f"installing {' '.join(packages)}")
+    os.environ.setdefault("DEBIAN_FRONTEND", "noninteractive")
+    get = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    run([*get, "update"], 600)
+    run([*get, "install", "--no-install-recommends", "-y", *packages], 900)
+
+
+def _missing() -> list[str]:
+    return [program for program in PROGRAMS if not shutil.which(program)]
+
+
+def _packages_remedy() -> str:
+    packages = " ".join(sorted({PROGRAMS[program] for program in _missing()}))
+    return f"This is not a Debian machine and something is missing: install {packages} in your own way."
