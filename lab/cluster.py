@@ -98,10 +98,12 @@ class Lab:
                 self._up_node(site)
 
     def _up_control_plane(self, site: Site) -> None:
-        for name in ("etcd", "kube-apiserver"):
-            self._start(site, name)
-            self._ready(name)
-        for name in ("kube-controller-manager", "kube-scheduler"):
+        # The apiserver waits for etcd by itself, and spends its first second on other things.
+        self._start(site, "kube-apiserver")
+        self._ready("etcd")
+        # The others end themselves if they come before their roles do.
+        self._ready("kube-apiserver")
+        for name in CONTROL_PLANE:
             self._start(site, name)
         for name in CONTROL_PLANE:
             self._ready(name)
@@ -172,7 +174,7 @@ class Lab:
                 raise LabError(f"{name} ended: {self.tail(name)}")
             return self.healthy(name)
 
-        until(f"{name} is ready", well, 60)
+        until(f"{name} is ready", well, 120)
 
     def healthy(self, name: str) -> bool:
         """Whether a component says that it is well."""

@@ -107,8 +107,6 @@ def _controller_manager(site: Site) -> list[str]:
     pki = site.pki
     return [
         f"--kubeconfig={site.dir}/kube-controller-manager.kubeconfig",
-        f"--authentication-kubeconfig={site.dir}/kube-controller-manager.kubeconfig",
-        f"--authorization-kubeconfig={site.dir}/kube-controller-manager.kubeconfig",
         f"--bind-address={site.network.node}",
         f"--root-ca-file={pki.path('ca.crt')}",
         f"--cluster-signing-cert-file={pki.path('ca.crt')}",
@@ -125,11 +123,8 @@ def _controller_manager(site: Site) -> list[str]:
 
 
 def _scheduler(site: Site) -> list[str]:
-    config = f"{site.dir}/kube-scheduler.kubeconfig"
     return [
-        f"--kubeconfig={config}",
-        f"--authentication-kubeconfig={config}",
-        f"--authorization-kubeconfig={config}",
+        f"--kubeconfig={site.dir}/kube-scheduler.kubeconfig",
         f"--bind-address={site.network.node}",
         "--leader-elect=false",
         "--kube-api-qps=300",
