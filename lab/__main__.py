@@ -1,5 +1,7 @@
 """The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|doctor."""
 
+# ruff: noqa: T201 - what it prints is its answer
+
 import argparse
 import os
 import sys

@@ -115,7 +115,9 @@ def connect(config: Mapping[str, Any]) -> Api:
     """A client from a kubeconfig's content, minified: one cluster, one user, data inline."""
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     if "exec" in user or "auth-provider" in user:
-        raise LabError("A kubeconfig that runs a program to log in is not supported: use one with a token or a certificate.")
+        raise LabError(
+            "A kubeconfig that runs a program to log in is not supported: use one with a token or a certificate."
+        )
     trust = ssl.create_default_context(cadata=_decoded(cluster.get("certificate-authority-data")))
     if cluster.get("insecure-skip-tls-verify"):
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE

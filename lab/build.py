@@ -77,7 +77,9 @@ def _compile(program: Program, target: Path, say: Callable[[str], None]) -> None
     argv = ["nice", "-n", "10", "go", "build", *flags, "-o", str(target), program.package]
     env = os.environ | {"CGO_ENABLED": "0"}
     started = time.monotonic()
-    with subprocess.Popen(argv, cwd=SOURCES / program.name, env=env, stdout=sys.stderr, stderr=subprocess.PIPE) as build:
+    with subprocess.Popen(
+        argv, cwd=SOURCES / program.name, env=env, stdout=sys.stderr, stderr=subprocess.PIPE
+    ) as build:
         while True:
             try:
                 _, errors = build.communicate(timeout=30)

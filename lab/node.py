@@ -84,7 +84,9 @@ def node_ready(api: Api, name: str) -> bool:
 
 
 def _dns_service(network: Network) -> Object:
-    ports = [{"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))]
+    ports = [
+        {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -94,7 +96,9 @@ def _dns_service(network: Network) -> Object:
 
 
 def _dns_slice(network: Network) -> Object:
-    ports = [{"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))]
+    ports = [
+        {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))
+    ]
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",

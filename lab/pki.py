@@ -45,7 +45,17 @@ def make(folder: Path, network: Network) -> Pki:
     folder.mkdir(parents=True, exist_ok=True)
     _authority(pki)
     _key(pki, "service-accounts")
-    run(["openssl", "pkey", "-in", pki.path("service-accounts.key"), "-pubout", "-out", pki.path("service-accounts.pub")])
+    run(
+        [
+            "openssl",
+            "pkey",
+            "-in",
+            pki.path("service-accounts.key"),
+            "-pubout",
+            "-out",
+            pki.path("service-accounts.pub"),
+        ]
+    )
     _issue(pki, "apiserver", "/CN=kube-apiserver", _server_names(network))
     _issue(pki, "kubelet", "/O=system:nodes/CN=system:node:node1", f"DNS:node1,IP:{network.node}")
     _issue(pki, "kubelet-client", "/O=system:masters/CN=apiserver-kubelet-client", "DNS:apiserver")
@@ -55,7 +65,13 @@ def make(folder: Path, network: Network) -> Pki:
 
 
 def _server_names(network: Network) -> str:
-    names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+    names = [
+        "localhost",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+        "kubernetes.default.svc.cluster.local",
+    ]
     addresses = ["127.0.0.1", network.node, network.kubernetes]
     return ",".join([*(f"DNS:{name}" for name in names), *(f"IP:{address}" for address in addresses)])
 
@@ -74,7 +90,9 @@ def _authority(pki: Pki) -> None:
 def _issue(pki: Pki, name: str, subject: str, names: str) -> None:
     _key(pki, name)
     extensions = pki.path(f"{name}.ext")
-    extensions.write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\nkeyUsage=digitalSignature\n")
+    extensions.write_text(
+        f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\nkeyUsage=digitalSignature\n"
+    )
     request = run(["openssl", "req", "-new", "-subj", subject, "-key", pki.path(f"{name}.key")])
     signer = ["-CA", pki.path("ca.crt"), "-CAkey", pki.path("ca.key"), "-CAcreateserial", "-days", "3650"]
     run(["openssl", "x509", "-req", *signer, "-extfile", extensions, "-out", pki.path(f"{name}.crt")], text=request)

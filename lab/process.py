@@ -67,7 +67,9 @@ class Process:
 def caged(words: Sequence[str | Path], record: Path) -> Process:
     """Start something with lab/cage.py; it runs only after `record` holds its pid."""
     argv = [sys.executable, "-I", str(Path(__file__).with_name("cage.py")), *map(str, words)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as maker:
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as maker:
         assert maker.stdin and maker.stdout and maker.stderr
         pid = maker.stdout.readline()
         if not pid:

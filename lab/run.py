@@ -2,12 +2,11 @@
 
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from lab.errors import LabError
 
 
-def run(argv: Sequence[str | Path], seconds: float = 60, text: str | None = None) -> str:
+def run(argv: Sequence[object], seconds: float = 60, text: str | None = None) -> str:
     """Run, and return what it printed; an error carries what it said."""
     words = [str(word) for word in argv]
     try:
