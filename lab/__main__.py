@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from lab import needs, settings
+from lab import build, needs, settings
 from lab.cluster import Lab
 from lab.errors import LabError
 
@@ -86,10 +86,11 @@ def _kubeconfig(lab: Lab, _: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor(_: Lab, __: argparse.Namespace) -> int:
-    for need in needs.needs():
+def _doctor(lab: Lab, _: argparse.Namespace) -> int:
+    found = needs.needs(build.complete(lab.settings.cache))
+    for need in found:
         print(f"{need.name:20}{'yes' if need.met else need.remedy}")
-    return 0 if all(need.met for need in needs.needs()) else 1
+    return 0 if all(need.met for need in found) else 1
 
 
 def _logs(lab: Lab, words: argparse.Namespace) -> int:

@@ -93,8 +93,8 @@ class Api:
     def _connection(self) -> http.client.HTTPConnection:
         url = urlsplit(self.server)
         if url.scheme == "http":
-            return http.client.HTTPConnection(url.netloc, timeout=10)
-        return http.client.HTTPSConnection(url.netloc, timeout=10, context=self.trust)
+            return http.client.HTTPConnection(url.netloc, timeout=30)
+        return http.client.HTTPSConnection(url.netloc, timeout=30, context=self.trust)
 
 
 def kubeconfig(server: str, ca: Path, token: str) -> str:
@@ -115,9 +115,7 @@ def connect(config: Mapping[str, Any]) -> Api:
     """A client from a kubeconfig's content, minified: one cluster, one user, data inline."""
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     if "exec" in user or "auth-provider" in user:
-        raise LabError(
-            "A kubeconfig that runs a program to log in is not supported: use one with a token or a certificate."
-        )
+        raise LabError("A kubeconfig that runs a program to log in will not do: use one with a token or a certificate.")
     trust = ssl.create_default_context(cadata=_decoded(cluster.get("certificate-authority-data")))
     if cluster.get("insecure-skip-tls-verify"):
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE

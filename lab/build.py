@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import cache
-from lab.components import KUBERNETES_COMPONENTS
+from lab.components import KUBERNETES_NAMES
 from lab.errors import LabError
 
 SOURCES = Path(__file__).parent / "go"
 KUBERNETES = "v1.34.4"
-_VERSION = "k8s.io/component-base/version"
-_STAMP = f"-X {_VERSION}.gitVersion={KUBERNETES} -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=34"
+# Without these the server calls itself v0.0.0, and so do its clients.
+_STAMP = " ".join(
+    f"-X k8s.io/{package}.gitVersion={KUBERNETES} -X k8s.io/{package}.gitMajor=1 -X k8s.io/{package}.gitMinor=34"
+    for package in ("component-base/version", "client-go/pkg/version")
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,12 @@ def programs(store: Path, say: Callable[[str], None]) -> dict[str, Path]:
         folders = list(pool.map(lambda program: _built(store, program, say), PROGRAMS))
     found = {program.name: folder / program.name for program, folder in zip(PROGRAMS, folders, strict=True)}
     kubernetes = found["kubernetes"].parent
-    return found | {name: kubernetes / name for name in KUBERNETES_COMPONENTS}
+    return found | {name: kubernetes / name for name in KUBERNETES_NAMES}
+
+
+def complete(store: Path) -> bool:
+    """Whether everything is built, so that Go is not needed."""
+    return all((store / program.name / program.key).exists() for program in PROGRAMS)
 
 
 def _built(store: Path, program: Program, say: Callable[[str], None]) -> Path:
@@ -64,7 +72,7 @@ def _built(store: Path, program: Program, say: Callable[[str], None]) -> Path:
         started = time.monotonic()
         _compile(program, folder / program.name, say)
         if program.name == "kubernetes":
-            for name in KUBERNETES_COMPONENTS:
+            for name in KUBERNETES_NAMES:
                 (folder / name).symlink_to("kubernetes")
         say(f"built {program.name} in {time.monotonic() - started:.0f} s")
 

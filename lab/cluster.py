@@ -10,7 +10,7 @@ from string import Template
 
 from lab import cache, cgroups, components, health, needs, network, node, pki, process
 from lab.api import Api, connect, kubeconfig
-from lab.build import programs
+from lab.build import complete, programs
 from lab.components import CONTROL_PLANE, NODE, Site
 from lab.errors import LabError
 from lab.network import Network
@@ -85,7 +85,7 @@ class Lab:
 
     def up(self, with_node: bool = True) -> None:
         """Bring up whatever is not: nothing, something or everything may be running."""
-        needs.install(self.say)
+        needs.install(complete(self.settings.cache), self.say)
         _ = self.binaries
         with self.locked():
             site = self._site()
@@ -96,6 +96,10 @@ class Lab:
             self._up_control_plane(site)
             if with_node:
                 self._up_node(site)
+            if (self.dir / "pids/kwok").exists():
+                # Somebody asked for it before: it belongs to this cluster.
+                self._start(site, "kwok")
+                self._ready("kwok")
 
     def _up_control_plane(self, site: Site) -> None:
         # The apiserver waits for etcd by itself, and spends its first second on other things.

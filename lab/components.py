@@ -13,14 +13,8 @@ ALL = (*CONTROL_PLANE, *NODE, "kwok")
 
 PAUSE = "oars.lab/pause:1"
 ETCD = "http://127.0.0.1:2379"
-KUBERNETES_COMPONENTS = (
-    "kube-apiserver",
-    "kube-controller-manager",
-    "kube-scheduler",
-    "kubelet",
-    "kube-proxy",
-    "kubectl",
-)
+# What the one Kubernetes binary answers to.
+KUBERNETES_NAMES = (*CONTROL_PLANE[1:], "kubelet", "kube-proxy", "kubectl")
 
 
 @dataclass(frozen=True)

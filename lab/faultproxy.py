@@ -76,6 +76,7 @@ class FaultProxy:
 
     async def serve(self) -> asyncio.Server:
         """Listen on loopback, on a port of the kernel's choice."""
+        self._loop = asyncio.get_running_loop()
         trust = None
         if self.certificate:
             trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -86,9 +87,9 @@ class FaultProxy:
         return server
 
     def hang_up(self) -> None:
-        """Close every client's connection at once."""
+        """Close every client's connection; may be called from any thread."""
         for writer in list(self._clients):
-            writer.transport.abort()
+            self._loop.call_soon_threadsafe(writer.transport.abort)
 
     # -- one client's connection ---------------------------------------------------------
 
@@ -98,8 +99,8 @@ class FaultProxy:
             while not self.dead and (head := await wire.read_head(reader)):
                 body = await wire.read_body(reader, head, open_ended=False)
                 await self._exchange(head, body, (reader, writer))
-        except (Cut, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
-            pass
+        except (Cut, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, asyncio.CancelledError):
+            pass  # whatever it was, the connection is over
         finally:
             self._clients.discard(writer)
             writer.transport.abort()

@@ -48,14 +48,14 @@ def cluster_with_node(cluster: Cluster) -> Cluster:
 @pytest.fixture
 def kube_api(cluster: Cluster) -> Iterator[Kube]:
     """A fresh namespace on a real apiserver, scheduler and controllers; no node, so no pod runs."""
-    with kubes.fresh_namespace(cluster) as kube:
+    with kubes.fresh_namespace(cluster, has_node=False) as kube:
         yield kube
 
 
 @pytest.fixture
 def kube(cluster_with_node: Cluster) -> Iterator[Kube]:
     """A fresh namespace on a cluster whose pods really run."""
-    with kubes.fresh_namespace(cluster_with_node) as kube:
+    with kubes.fresh_namespace(cluster_with_node, has_node=True) as kube:
         yield kube
 
 

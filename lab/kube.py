@@ -113,7 +113,7 @@ def of_kubeconfig(path: str) -> Cluster:
 
 
 @contextmanager
-def fresh_namespace(cluster: Cluster) -> Iterator[Kube]:
+def fresh_namespace(cluster: Cluster, has_node: bool) -> Iterator[Kube]:
     """A namespace that pods can start in, deleted at the end."""
     name = f"t-{os.getpid()}-{secrets.token_hex(3)}"
     cluster.api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -122,8 +122,9 @@ def fresh_namespace(cluster: Cluster) -> Iterator[Kube]:
         until("the namespace has its service account", lambda: cluster.api.exists(account))
         yield Kube(cluster, name)
     finally:
-        # At once: a pod of a finished test has nothing left to save.
-        cluster.api.request("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
+        if has_node:
+            # At once: a pod of a finished test has nothing left to save.
+            cluster.api.request("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
         cluster.api.delete(f"/api/v1/namespaces/{name}")
 
 

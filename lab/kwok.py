@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lab.api import Api, Object
+from lab.node import usable
 from lab.wait import until
 
 if TYPE_CHECKING:
@@ -39,17 +40,7 @@ def nodes(api: Api) -> dict[str, Object]:
 
 
 def _ready(api: Api) -> set[str]:
-    def is_ready(node: Object) -> bool:
-        return any(
-            part["type"] == "Ready" and part["status"] == "True" for part in node["status"].get("conditions", [])
-        )
-
-    taint = "node.kubernetes.io/not-ready"
-    return {
-        name
-        for name, node in nodes(api).items()
-        if is_ready(node) and all(entry["key"] != taint for entry in node["spec"].get("taints", []))
-    }
+    return {name for name, node in nodes(api).items() if usable(node)}
 
 
 def _node(name: str) -> Object:
@@ -60,12 +51,7 @@ def _node(name: str) -> Object:
         "metadata": {
             "name": name,
             "annotations": {"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"},
-            "labels": {
-                LABEL: "kwok",
-                "kubernetes.io/hostname": name,
-                "kubernetes.io/os": "linux",
-                "kubernetes.io/arch": "amd64",
-            },
+            "labels": {LABEL: "kwok", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"},
         },
         "spec": {"taints": [TAINT]},
         "status": {"allocatable": room, "capacity": room},

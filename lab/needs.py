@@ -33,25 +33,27 @@ class Need:
     remedy: str
 
 
-def needs() -> list[Need]:
-    """Everything, met or not, in the order to mend it."""
+def needs(built: bool) -> list[Need]:
+    """Everything, met or not, in the order to mend it. What is `built` already needs no Go."""
     return [
         Need("root", os.geteuid() == 0, "The lab makes namespaces and mounts: run it as root."),
-        Need("Go", bool(shutil.which("go")), "The lab builds Kubernetes from source: install Go 1.24 or later."),
+        Need(
+            "Go", built or bool(shutil.which("go")), "The lab builds Kubernetes from source: install Go 1.24 or later."
+        ),
         Need("Debian packages", not _missing() or bool(shutil.which("apt-get")), _packages_remedy()),
     ]
 
 
-def require() -> None:
+def require(built: bool) -> None:
     """Raise Unavailable, in one sentence, if the lab cannot run here."""
-    for need in needs():
+    for need in needs(built):
         if not need.met:
             raise Unavailable(need.remedy)
 
 
-def install(say: Callable[[str], None]) -> None:
+def install(built: bool, say: Callable[[str], None]) -> None:
     """Install the Debian packages that are not there yet."""
-    require()
+    require(built)
     packages = sorted({PROGRAMS[program] for program in _missing()})
     if not packages:
         return

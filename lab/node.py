@@ -1,5 +1,6 @@
 """The real node: what containerd needs before the kubelet starts, and what makes it useful."""
 
+import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from lab.run import run
 from lab.wait import until
 
 NAME = "node1"
+_DNS_PORTS = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]
 
 
 def ctr(folder: Path, *words: str | Path, seconds: float = 60) -> str:
@@ -69,14 +71,30 @@ def publish_dns(api: Api, network: Network) -> None:
 def await_ready(api: Api, network: Network) -> None:
     """Wait until the node takes pods and a Service name resolves through the Service network."""
     until(f"{NAME} is Ready", lambda: node_ready(api, NAME), 60)
+    until("the kubelet knows its pods", lambda: _assigned(api) <= _known(api), 30)
     until("DNS answers", lambda: dns.resolves(network.dns, "kubernetes.default.svc.cluster.local"), 30)
 
 
 def node_ready(api: Api, name: str) -> bool:
-    """Whether a node says that it is Ready, and the scheduler may use it."""
+    """Whether there is such a node, and the scheduler may use it."""
     if not api.exists(f"/api/v1/nodes/{name}"):
         return False
-    node = api.get(f"/api/v1/nodes/{name}")
+    return usable(api.get(f"/api/v1/nodes/{name}"))
+
+
+def _assigned(api: Api) -> set[str]:
+    listed = api.get(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{NAME}")["items"]
+    return {pod["metadata"]["uid"] for pod in listed if "deletionTimestamp" not in pod["metadata"]}
+
+
+def _known(api: Api) -> set[str]:
+    """The pods a kubelet has heard of: after a restart it starts with none."""
+    status, text = api.raw("GET", f"/api/v1/nodes/{NAME}/proxy/pods")
+    return {pod["metadata"]["uid"] for pod in json.loads(text)["items"] or []} if status == 200 else set()
+
+
+def usable(node: Object) -> bool:
+    """Whether a node is Ready, and no longer tainted for not being so."""
     ready = any(part["type"] == "Ready" and part["status"] == "True" for part in node["status"].get("conditions", []))
     # The controller lifts this taint a moment after the condition turns.
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
@@ -84,26 +102,20 @@ def node_ready(api: Api, name: str) -> bool:
 
 
 def _dns_service(network: Network) -> Object:
-    ports = [
-        {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))
-    ]
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "kube-dns", "labels": {"k8s-app": "kube-dns"}},
-        "spec": {"clusterIP": network.dns, "ports": ports},
+        "spec": {"clusterIP": network.dns, "ports": _DNS_PORTS},
     }
 
 
 def _dns_slice(network: Network) -> Object:
-    ports = [
-        {"name": name, "port": 53, "protocol": protocol} for name, protocol in (("dns", "UDP"), ("dns-tcp", "TCP"))
-    ]
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
         "metadata": {"name": "kube-dns-lab", "labels": {"kubernetes.io/service-name": "kube-dns"}},
         "addressType": "IPv4",
         "endpoints": [{"addresses": [network.node], "conditions": {"ready": True}, "nodeName": NAME}],
-        "ports": ports,
+        "ports": _DNS_PORTS,
     }
