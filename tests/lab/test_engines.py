@@ -64,7 +64,10 @@ def test_dask_scheduler_and_two_workers(kube: Kube) -> None:
     start(kube, "dask.yaml", IMAGE=kube.image("dask"))
     kube.await_ready("app=dask-scheduler", 1)
     kube.await_ready("app=dask-worker", 2)
-    program = "from dask.distributed import Client; print(sum(Client('tcp://dask-head:8786').gather(Client('tcp://dask-head:8786').map(lambda x: x * 2, range(10)))))"
+    program = (
+        "from dask.distributed import Client; client = Client('tcp://dask-head:8786')\n"
+        "print(sum(client.gather(client.map(lambda x: x * 2, range(10)))))"
+    )
     assert kube.kubectl("exec", "deploy/dask-worker", "--", "python", "-c", program).strip() == "90"
     assert "Scheduler at" in kube.kubectl("logs", "deploy/dask-scheduler")
     with forwarded(kube, "service/dask-head", 8787) as port:
