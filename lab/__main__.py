@@ -15,13 +15,21 @@ from lab.errors import LabError
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; 0 if it did what was asked."""
-    words = _parser().parse_args(argv)
+    ours, theirs = _split(sys.argv[1:] if argv is None else argv)
+    words = _parser().parse_args(ours)
+    words.words = theirs
     try:
         lab = Lab(settings.load(words.dir), _say)
         return COMMANDS[words.command](lab, words)
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """What comes after `kubectl` is kubectl's, options included."""
+    end = argv.index("kubectl") + 1 if "kubectl" in argv else len(argv)
+    return argv[:end], argv[end:]
 
 
 def _say(text: str) -> None:
@@ -43,8 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     logs = commands.add_parser("logs", help="the end of the components' logs")
     logs.add_argument("component", nargs="?")
     logs.add_argument("-n", "--lines", type=int, default=20)
-    kubectl = commands.add_parser("kubectl", help="kubectl, on this lab")
-    kubectl.add_argument("words", nargs=argparse.REMAINDER)
+    commands.add_parser("kubectl", help="kubectl, on this lab")
     images = commands.add_parser("images", help="build and import the images; print their names")
     images.add_argument("names", nargs="*")
     return parser

@@ -102,11 +102,11 @@ class Lab:
                 self._ready("kwok")
 
     def _up_control_plane(self, site: Site) -> None:
-        # The apiserver waits for etcd by itself, and spends its first second on other things.
-        self._start(site, "kube-apiserver")
-        self._ready("etcd")
-        # The others end themselves if they come before their roles do.
-        self._ready("kube-apiserver")
+        # An apiserver that comes first backs off from etcd for up to 25 s; the others end
+        # themselves if they come before their roles do. So each waits for the one before.
+        for name in ("etcd", "kube-apiserver"):
+            self._start(site, name)
+            self._ready(name)
         for name in CONTROL_PLANE:
             self._start(site, name)
         for name in CONTROL_PLANE:
@@ -132,7 +132,7 @@ class Lab:
         """The cage, the addresses, the trust and the files: made, or as they are."""
         self.dir.mkdir(parents=True, exist_ok=True)
         addresses = self._caged()
-        trust = pki.make(self.dir / "pki", addresses)
+        trust = pki.make(self.dir, addresses)
         site = Site(self.dir, addresses, trust, self.binaries, self.name)
         self._write_files(site)
         return site

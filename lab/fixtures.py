@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import faultproxy, harm, settings
+from lab import faultproxy, harm, pki, settings
 from lab import kube as kubes
 from lab import kwok as simulated
 from lab.api import Object
@@ -116,8 +116,8 @@ def _certificate(cluster: Cluster) -> tuple[Path, Path] | None:
     """The apiserver's own: it names 127.0.0.1, and its clients trust it already."""
     if not cluster.lab:
         return None
-    pki = cluster.lab.dir / "pki"
-    return pki / "apiserver.crt", pki / "apiserver.key"
+    files = pki.folder(cluster.lab.dir, cluster.lab.network)
+    return files / "apiserver.crt", files / "apiserver.key"
 
 
 def _cannot(reason: str, ci: bool) -> None:

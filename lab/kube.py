@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.api import Api, Object, connect
 from lab.cluster import Lab
-from lab.errors import LabError
+from lab.errors import LabError, Timeout
 from lab.images import catalogue
 from lab.run import run
 from lab.wait import until
@@ -83,7 +83,19 @@ class Kube:
             found = [pod for pod in self.pods(selector) if is_ready(pod)]
             return found if len(found) >= count else []
 
-        return until(f"{count} pods of {selector} are Ready", ready, seconds, 0.2)
+        try:
+            return until(f"{count} pods of {selector} are Ready", ready, seconds, 0.2)
+        except Timeout as late:
+            raise Timeout(f"{late}\n{self.story(selector)}") from None
+
+    def story(self, selector: str) -> str:
+        """What there is to know about pods that should be Ready: their state and last words."""
+        states = self.kubectl("get", "pods", "-l", selector, "-o", "wide")
+        words = self.kubectl("logs", "-l", selector, "--tail=5", "--prefix", "--ignore-errors")
+        events = self.kubectl(
+            "get", "events", "--sort-by=.lastTimestamp", "-o", "custom-columns=:.involvedObject.name,:.message"
+        )
+        return "\n".join([states, words, *events.splitlines()[-10:]])
 
     def image(self, name: str) -> str:
         """The reference of one of the lab's images, built and imported if need be."""

@@ -1,6 +1,7 @@
 """The lab's own certificate authority, certificates and tokens, made with `openssl`."""
 
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +37,23 @@ class Pki:
         raise KeyError(user)
 
 
-def make(folder: Path, network: Network) -> Pki:
-    """Make whatever is not there yet; a complete set for these addresses is left alone."""
-    pki = Pki(folder)
-    done = folder / f"complete-{network.number}"
-    if done.exists():
-        return pki
-    folder.mkdir(parents=True, exist_ok=True)
+def folder(parent: Path, network: Network) -> Path:
+    """Where the files for these addresses are."""
+    return parent / f"pki-{network.number}"
+
+
+def make(parent: Path, network: Network) -> Pki:
+    """The files for these addresses; a set that is there is complete."""
+    final = folder(parent, network)
+    if not final.exists():
+        # Not even an openssl that outlived a killed `up` writes here.
+        draft = Path(tempfile.mkdtemp(prefix="pki-draft-", dir=parent))
+        _fill(Pki(draft), network)
+        draft.rename(final)
+    return Pki(final)
+
+
+def _fill(pki: Pki, network: Network) -> None:
     _authority(pki)
     _key(pki, "service-accounts")
     run(
@@ -60,8 +71,6 @@ def make(folder: Path, network: Network) -> Pki:
     _issue(pki, "kubelet", "/O=system:nodes/CN=system:node:node1", f"DNS:node1,IP:{network.node}")
     _issue(pki, "kubelet-client", "/O=system:masters/CN=apiserver-kubelet-client", "DNS:apiserver")
     _tokens(pki)
-    done.touch()
-    return pki
 
 
 def _server_names(network: Network) -> str:

@@ -46,7 +46,7 @@ def forwarded(kube: Kube, target: str, port: int) -> Iterator[int]:
 def test_ray_head_and_three_workers(kube: Kube) -> None:
     start(kube, "ray.yaml", IMAGE=kube.image("ray"))
     kube.await_ready("component=ray-head", 1, 180)
-    kube.await_ready("component=ray-worker", 3, 180)
+    kube.await_ready("component=ray-worker", 3, 240)
     program = (
         "import ray, time; ray.init(address='auto', log_to_driver=False)\n"
         "@ray.remote(num_cpus=1)\n"

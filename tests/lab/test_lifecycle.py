@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from lab.cluster import Lab
 from lab.kube import Kube
+from lab.process import Process
 from lab.run import run
 from lab.wait import until
 
-from lab import cgroups, components, dns, network, settings
+from lab import cgroups, components, dns, network, process, settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,36 +38,39 @@ def cli(lab: Lab, *words: str) -> str:
     return run([sys.executable, "-m", "lab", "--dir", lab.dir, *words], 120)
 
 
-def cage_spaces(lab: Lab) -> set[str]:
-    """The kernel's names of the lab's namespaces."""
+def inhabitants(lab: Lab) -> list[Process]:
+    """Every process inside the lab, containers included."""
     assert lab.init
-    return {os.readlink(f"/proc/{lab.init.pid}/ns/{kind}") for kind in ("net", "pid", "mnt")}
+    space = os.readlink(f"/proc/{lab.init.pid}/ns/pid")
+    found = [process.of(int(path.name)) for path in Path("/proc").glob("[0-9]*") if _space(path) == space]
+    assert len(found) > len(lab.running())
+    return found
 
 
-def left_behind(lab: Lab, spaces: set[str]) -> list[str]:
+def _space(path: Path) -> str:
+    try:
+        return os.readlink(path / "ns/pid")
+    except OSError:
+        return ""
+
+
+def left_behind(lab: Lab, lived: list[Process]) -> list[str]:
     """Every trace of a lab that should be down."""
     found = [str(path) for path in cgroups.found(lab.name)]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(lab.dir) in line]
     if network.device_exists(network.device(lab.settings.id)):
         found.append("network device")
     found += [line for line in run(["ip", "route", "show", "table", "all"]).splitlines() if lab.settings.id in line]
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            inside = {os.readlink(process / "ns" / kind) for kind in ("net", "pid", "mnt")} & spaces
-        except OSError:
-            continue
-        if inside:
-            found.append(f"process {process.name} in {inside}")
-    return found
+    return found + [f"process {one.pid}" for one in lived if one.alive]
 
 
 def test_ten_times_up_and_down_leave_nothing(own_lab: Lab) -> None:
     rules = run(["nft", "list", "ruleset"])
     for _ in range(10):
         own_lab.up()
-        spaces = cage_spaces(own_lab)
+        lived = inhabitants(own_lab)
         own_lab.down()
-        assert left_behind(own_lab, spaces) == []
+        assert left_behind(own_lab, lived) == []
         assert run(["nft", "list", "ruleset"]) == rules
     own_lab.down()
 
@@ -89,13 +93,11 @@ def test_up_mends_the_death_of_everything(own_lab: Lab) -> None:
     own_lab.up(with_node=False)
     name = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kept"}}
     own_lab.api.create("/api/v1/namespaces", name)
-    spaces = cage_spaces(own_lab)
     assert own_lab.init
     own_lab.init.kill()
     until("all of it is gone", lambda: not own_lab.running(), 10)
     own_lab.up(with_node=False)
     assert own_lab.api.exists("/api/v1/namespaces/kept")
-    assert not spaces & cage_spaces(own_lab)
 
 
 @pytest.mark.parametrize("moment", ["cage.pid", "network.json", "pids/etcd", "pids/kube-apiserver"])
@@ -106,9 +108,9 @@ def test_up_mends_a_half_finished_up(own_lab: Lab, moment: str) -> None:
         first.kill()
     own_lab.up(with_node=False)
     assert own_lab.api.healthy()
-    spaces = cage_spaces(own_lab)
+    lived = inhabitants(own_lab)
     own_lab.down()
-    assert left_behind(own_lab, spaces) == []
+    assert left_behind(own_lab, lived) == []
 
 
 def test_two_labs_do_not_meet(kube: Kube, lab: Lab, own_lab: Lab) -> None:
