@@ -10,8 +10,13 @@ ROOT = Path("/sys/fs/cgroup")
 
 def make(name: str) -> None:
     """Make the lab's cgroup in every hierarchy: the kubelet wants it there."""
+    cpus = os.cpu_count() or 1
     for hierarchy in _hierarchies():
         (hierarchy / name).mkdir(exist_ok=True)
+        # All pods together weigh as much as the machine has cores; one task's weight would starve them.
+        for file, each in (("cpu.shares", 1024), ("cpu.weight", 100)):
+            if (hierarchy / name / file).exists():
+                (hierarchy / name / file).write_text(str(each * cpus))
 
 
 def found(name: str) -> list[Path]:

@@ -107,7 +107,7 @@ class FaultProxy:
 
     async def _exchange(self, head: wire.Head, body: bytes, client: Streams) -> None:
         target = _target(head)
-        request = parse(head.line.split(" ")[0], target, head.get("user-agent"))
+        request = parse(head.line.split(" ")[0], target, head.get("user-agent"), body)
         fault = self.script.decide(request)
         self.records.append(Record(len(self.records) + 1, request, fault))
         match fault:

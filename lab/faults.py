@@ -4,6 +4,7 @@ Nothing here does input or output: a script is asked about one request after ano
 what shall happen to each. The same seed and the same requests give the same faults.
 """
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -149,8 +150,8 @@ class Script:
         return True
 
 
-def parse(method: str, target: str, agent: str = "") -> Request:
-    """Read a request line as the apiserver would."""
+def parse(method: str, target: str, agent: str = "", body: bytes = b"") -> Request:
+    """Read a request as the apiserver would. A new object's name is in its body only."""
     url = urlsplit(target)
     query = parse_qs(url.query)
     parts = [part for part in url.path.split("/") if part]
@@ -163,7 +164,16 @@ def parse(method: str, target: str, agent: str = "") -> Request:
         namespace, rest = rest[1], rest[2:]
     resource, name, subresource = [*rest, "", "", ""][:3]
     verb = _verb(method, bool(name), query.get("watch", ["0"])[0] in ("1", "true"))
+    if verb == "create" and not name:
+        name = _name_in(body)
     return Request(verb, resource, namespace, name, subresource, agent)
+
+
+def _name_in(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["metadata"].get("name", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""  # not JSON, or nothing that has a name
 
 
 def _after_version(parts: list[str]) -> list[str] | None:

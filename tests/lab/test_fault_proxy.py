@@ -35,7 +35,7 @@ def test_without_faults_it_only_records(kube_api: Kube, fault_proxy: Start) -> N
     run([*words, "create", "configmap", "a", "--from-literal=k=v"])
     assert names(kube_api) == {"a"}
     (write,) = proxy.writes
-    assert (write.request.verb, write.request.resource) == ("create", "configmaps")
+    assert (write.request.verb, write.request.resource, write.request.name) == ("create", "configmaps", "a")
     assert write.request.agent.startswith("kubectl/v1.34")
     assert proxy.count(verb="create", resource="configmaps", namespace=kube_api.namespace) == 1
 

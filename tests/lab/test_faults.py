@@ -29,6 +29,13 @@ def test_paths_are_read_as_the_apiserver_reads_them() -> None:
         assert parse(method, target) == wanted
 
 
+def test_a_new_object_has_the_name_in_its_body() -> None:
+    target = "/api/v1/namespaces/ns/pods"
+    assert parse("POST", target, body=b'{"metadata": {"name": "a"}}').name == "a"
+    assert parse("POST", target, body=b'{"metadata": {"generateName": "a-"}}').name == ""
+    assert parse("POST", target, body=b"k8s\x00protobuf").name == ""
+
+
 def test_running_a_command_in_a_pod_is_no_write() -> None:
     assert not parse("POST", "/api/v1/namespaces/ns/pods/a/exec?command=ls").writes
     assert parse("POST", "/api/v1/namespaces/ns/pods/a/binding").writes
