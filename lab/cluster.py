@@ -18,6 +18,8 @@ from lab.process import Process
 from lab.settings import Settings
 from lab.wait import until
 
+# What says that a directory is a lab's.
+MARK = "oars-lab"
 CONFIG = Path(__file__).parent / "config"
 # kubeconfigs of the components, by the user each of them is
 USERS = {
@@ -130,7 +132,6 @@ class Lab:
 
     def _site(self) -> Site:
         """The cage, the addresses, the trust and the files: made, or as they are."""
-        self.dir.mkdir(parents=True, exist_ok=True)
         addresses = self._caged()
         trust = pki.make(self.dir, addresses)
         site = Site(self.dir, addresses, trust, self.binaries, self.name)
@@ -194,7 +195,7 @@ class Lab:
 
     def down(self) -> None:
         """Stop everything and leave nothing but files (images, logs, certificates)."""
-        if not self.dir.exists():
+        if not (self.dir / MARK).exists():
             return
         with self.locked():
             containerd = self.component("containerd")
@@ -207,8 +208,9 @@ class Lab:
 
     def reset(self) -> None:
         """`down`, and delete the lab's files too; the cache of built things stays."""
-        self.down()
-        shutil.rmtree(self.dir, ignore_errors=True)
+        if (self.dir / MARK).exists():
+            self.down()
+            shutil.rmtree(self.dir, ignore_errors=True)
 
     def _clear_cage(self) -> None:
         """End the cage, if any, and wait for all that dies with it."""
@@ -220,9 +222,19 @@ class Lab:
         for path in (self.dir / "cage.pid", self.dir / "network.json", self.dir / "containerd.sock"):
             path.unlink(missing_ok=True)
 
+    def claim(self) -> None:
+        """Make the directory ours; `reset` deletes it whole, so it must never be anybody else's."""
+        if (self.dir / MARK).exists():
+            return
+        if self.dir.exists() and any(self.dir.iterdir()):
+            raise LabError(f"{self.dir} holds things that are not the lab's: choose an empty or a new directory.")
+        self.dir.mkdir(parents=True, exist_ok=True)
+        (self.dir / MARK).touch()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One change at a time."""
+        self.claim()
         with cache.lock(self.dir / "lock"):
             yield
 

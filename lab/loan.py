@@ -16,7 +16,7 @@ from lab.cluster import Lab
 @contextmanager
 def borrowed(lab: Lab, with_node: bool = True) -> Iterator[Lab]:
     """Use the lab, starting it if need be."""
-    lab.dir.mkdir(parents=True, exist_ok=True)
+    lab.claim()
     ours = lab.dir / "started-by-tests"
     with (lab.dir / "in-use").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_SH)

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from lab.errors import Unavailable
 from lab.run import run
@@ -21,7 +22,9 @@ PROGRAMS = {
     "nsenter": "util-linux",
     "openssl": "openssl",
     "mmdebstrap": "mmdebstrap",
+    "python3 -m venv": "python3-venv",
 }
+VENV = "python3 -m venv"
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ def install(built: bool, say: Callable[[str], None]) -> None:
 
 
 def _missing() -> list[str]:
-    return [program for program in PROGRAMS if not shutil.which(program)]
+    programs = [program for program in PROGRAMS if program != VENV and not shutil.which(program)]
+    # Debian ships Python without the part that makes environments.
+    return programs if find_spec("ensurepip") else [*programs, VENV]
 
 
 def _packages_remedy() -> str:

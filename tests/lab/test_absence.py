@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab.cluster import Lab
 from lab.errors import LabError
 from lab.kube import Kube
 
@@ -60,6 +61,16 @@ def test_another_cluster_can_be_used_instead(kube_api: Kube, tmp_path: Path) -> 
     said = pytest_in(tmp_path, **path)
     assert "1 passed, 1 skipped" in said
     assert not (tmp_path / "lab").exists()
+
+
+def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
+    lab = Lab(settings.load(str(tmp_path)))
+    with pytest.raises(LabError, match="not the lab's"):
+        lab.claim()
+    lab.down()
+    lab.reset()
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 @pytest.mark.parametrize("folder", ["/run/lab", "/var/log/lab", f"/tmp/{'x' * 80}"])
