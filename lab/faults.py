@@ -4,13 +4,14 @@ Nothing here does input or output: a script is asked about one request after ano
 what shall happen to each. The same seed and the same requests give the same faults.
 """
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 from urllib.parse import parse_qs, urlsplit
+
+from lab.names import name_in
 
 WRITES = frozenset(["create", "update", "patch", "delete", "deletecollection"])
 STREAMS = frozenset(["log", "exec", "attach", "portforward", "proxy"])
@@ -165,15 +166,8 @@ def parse(method: str, target: str, agent: str = "", body: bytes = b"") -> Reque
     resource, name, subresource = [*rest, "", "", ""][:3]
     verb = _verb(method, bool(name), query.get("watch", ["0"])[0] in ("1", "true"))
     if verb == "create" and not name:
-        name = _name_in(body)
+        name = name_in(body)
     return Request(verb, resource, namespace, name, subresource, agent)
-
-
-def _name_in(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["metadata"].get("name", ""))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ""  # not JSON, or nothing that has a name
 
 
 def _after_version(parts: list[str]) -> list[str] | None:

@@ -53,6 +53,12 @@ def test_death_comes_at_the_nth_write_and_reads_do_not_count() -> None:
     assert decisions == [Pass(), Pass(), Pass(), Die(), Pass()]
 
 
+@given(st.binary(max_size=200))
+def test_no_body_is_too_strange(body: bytes) -> None:
+    parse("POST", "/api/v1/namespaces/ns/pods", body=body)
+    parse("POST", "/api/v1/namespaces/ns/pods", body=b"k8s\x00" + body)
+
+
 @given(st.integers(), st.lists(st.sampled_from([CREATE, READ]), max_size=50), st.floats(0, 1))
 def test_the_same_seed_gives_the_same_faults(seed: int, requests: list[Request], chance: float) -> None:
     def faults() -> list[object]:
