@@ -1,0 +1,1 @@
+"""A real Kubernetes on one small machine, for tests: see docs/lab.md."""

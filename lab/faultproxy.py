@@ -1,0 +1,269 @@
+"""A proxy between a client and the apiserver that fails on purpose, and remembers everything.
+
+    script = Script([Rule(Answer(409), verb="update", times=1)], seed=7)
+    with running(FaultProxy(api, script)) as proxy:
+        ...                        # the client talks to proxy.address
+        proxy.count(verb="create", resource="pods")
+
+It speaks HTTP/1.1 on loopback, one request per connection to the apiserver: simple, and enough.
+"""
+
+import asyncio
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lab import api, wire
+from lab.faults import Answer, Delay, Die, Drop, EndWatch, Fault, Request, Script, Stale, parse
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Certificate = tuple[Path, Path]
+
+
+class Cut(Exception):
+    """The client's connection is to be closed without another word."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One request, and what became of it."""
+
+    number: int
+    request: Request
+    fault: Fault
+
+
+@dataclass
+class FaultProxy:
+    """Serves one client; the script may be changed at any time."""
+
+    upstream: api.Api
+    script: Script = field(default_factory=Script)
+    certificate: Certificate | None = None
+    on_death: Callable[[], None] = lambda: None
+    records: list[Record] = field(default_factory=list)
+    dead: bool = False
+    address: str = ""
+    kubeconfig: Path = Path()
+    _answers: dict[str, bytes] = field(default_factory=dict)
+    _clients: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def count(self, **wanted: str) -> int:
+        """How many requests had these fields, such as verb="create"."""
+        return sum(wanted.items() <= asdict(record.request).items() for record in self.records)
+
+    @property
+    def writes(self) -> list[Record]:
+        """The requests that change the cluster, in order."""
+        return [record for record in self.records if record.request.writes]
+
+    def revive(self) -> None:
+        """Let the client's next life in."""
+        self.dead = False
+
+    def write_kubeconfig(self, config: Mapping[str, Any], path: Path) -> None:
+        """The same kubeconfig, by way of the proxy."""
+        cluster = config["clusters"][0]
+        changed = {**cluster, "cluster": {**cluster["cluster"], "server": self.address}}
+        path.write_text(json.dumps({**config, "clusters": [changed]}))
+        self.kubeconfig = path
+
+    async def serve(self) -> asyncio.Server:
+        """Listen on loopback, on a port of the kernel's choice."""
+        self._loop = asyncio.get_running_loop()
+        trust = None
+        if self.certificate:
+            trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            trust.load_cert_chain(*map(str, self.certificate))
+        server = await asyncio.start_server(self._client, "127.0.0.1", 0, ssl=trust)
+        port = server.sockets[0].getsockname()[1]
+        self.address = f"{'https' if trust else 'http'}://127.0.0.1:{port}"
+        return server
+
+    def hang_up(self) -> None:
+        """Close every client's connection; may be called from any thread."""
+        for writer in list(self._clients):
+            self._loop.call_soon_threadsafe(writer.transport.abort)
+
+    # -- one client's connection ---------------------------------------------------------
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer)
+        try:
+            while not self.dead and (head := await wire.read_head(reader)):
+                body = await wire.read_body(reader, head, open_ended=False)
+                await self._exchange(head, body, (reader, writer))
+        except (Cut, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, asyncio.CancelledError):
+            pass  # whatever it was, the connection is over
+        finally:
+            self._clients.discard(writer)
+            writer.transport.abort()
+
+    async def _exchange(self, head: wire.Head, body: bytes, client: Streams) -> None:
+        target = _target(head)
+        request = parse(head.line.split(" ")[0], target, head.get("user-agent"), body)
+        fault = self.script.decide(request)
+        self.records.append(Record(len(self.records) + 1, request, fault))
+        match fault:
+            case Answer(status):
+                await _send(client, wire.failure(status))
+            case Stale() if request.verb in ("get", "list") and target in self._answers:
+                await _send(client, self._answers[target])
+            case Drop(applied) | Die(applied):
+                await self._end(fault, applied, (head, body))
+            case _:
+                if isinstance(fault, Delay):
+                    await asyncio.sleep(fault.seconds)
+                await self._forward(request, fault, (head, body), client)
+
+    async def _end(self, fault: Fault, applied: bool, message: tuple[wire.Head, bytes]) -> None:
+        if isinstance(fault, Die):
+            # Before the write is made: nothing the client sends meanwhile may pass.
+            self.dead = True
+        if applied:
+            reader, writer = await self._ask(*message)
+            with suppress(asyncio.IncompleteReadError):
+                await wire.read_head(reader)
+            writer.close()
+        if isinstance(fault, Die):
+            self.hang_up()
+            self.on_death()
+        raise Cut
+
+    # -- the apiserver's side ------------------------------------------------------------
+
+    async def _forward(self, request: Request, fault: Fault, message: tuple[wire.Head, bytes], client: Streams) -> None:
+        try:
+            reader, writer = await self._ask(*message)
+        except OSError as gone:
+            raise Cut from gone
+        try:
+            head = await wire.read_head(reader)
+            if head is None:
+                raise Cut
+            if head.line.split()[1] == "101":
+                await _splice(head, client, (reader, writer))
+            elif request.streams and head.get("transfer-encoding").lower() == "chunked":
+                await _stream(head, reader, client, fault)
+            else:
+                answer = await _whole(head, reader)
+                if request.verb in ("get", "list"):
+                    self._answers[_target(message[0])] = answer
+                await _send(client, answer)
+        finally:
+            writer.transport.abort()
+
+    async def _ask(self, head: wire.Head, body: bytes) -> Streams:
+        url = urlsplit(self.upstream.server)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        trust = self.upstream.trust if url.scheme == "https" else None
+        reader, writer = await asyncio.open_connection(url.hostname, port, ssl=trust, limit=1 << 24)
+        headers = [
+            ("Host", url.netloc),
+            *head.without("host", "accept-encoding", "transfer-encoding", "content-length"),
+        ]
+        if body or not head.line.startswith("GET "):
+            headers.append(("Content-Length", str(len(body))))
+        if self.upstream.token and not head.get("authorization"):
+            headers.append(("Authorization", f"Bearer {self.upstream.token}"))
+        writer.write(wire.Head(head.line, tuple(headers)).encode() + body)
+        await writer.drain()
+        return reader, writer
+
+
+def _target(head: wire.Head) -> str:
+    return head.line.split(" ")[1]
+
+
+async def _whole(head: wire.Head, reader: asyncio.StreamReader) -> bytes:
+    """An answer that has an end, read to it."""
+    content = await wire.read_body(reader, head, open_ended=True)
+    return wire.response(head.line, head.without("transfer-encoding", "content-length", "connection"), content)
+
+
+async def _send(client: Streams, content: bytes) -> None:
+    client[1].write(content)
+    await client[1].drain()
+
+
+async def _stream(head: wire.Head, reader: asyncio.StreamReader, client: Streams, fault: Fault) -> None:
+    """Pass a stream on, event by event, until its end or the fault's."""
+    left = fault.events if isinstance(fault, EndWatch) else None
+    await _send(client, head.encode())
+    if left == 0:
+        await _end_stream(client, fault)
+    rest = b""
+    async for part in wire.chunks(reader):
+        if left is None:
+            await _send(client, wire.chunk(part))
+            continue
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            await _send(client, wire.chunk(line + b"\n"))
+            left -= 1
+            if not left:
+                await _end_stream(client, fault)
+    await _send(client, b"0\r\n\r\n")
+
+
+async def _end_stream(client: Streams, fault: Fault) -> None:
+    """The three ends of a watch. A silent one lasts until the client gives up."""
+    assert isinstance(fault, EndWatch)
+    if fault.how == "silent":
+        await client[0].read()
+    if fault.how == "expired":
+        await _send(client, wire.chunk(wire.expired_event()) + b"0\r\n\r\n")
+    raise Cut
+
+
+async def _splice(head: wire.Head, client: Streams, server: Streams) -> None:
+    """After an upgrade (exec, port-forward) bytes pass as they are, both ways."""
+    await _send(client, head.encode())
+    ways = [asyncio.create_task(_copy(client[0], server[1])), asyncio.create_task(_copy(server[0], client[1]))]
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+    raise Cut
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError, ssl.SSLError):
+        while content := await source.read(1 << 16):
+            target.write(content)
+            await target.drain()
+
+
+# -- for tests that are not asynchronous themselves --------------------------------------
+
+
+@contextmanager
+def running(proxy: FaultProxy) -> Iterator[FaultProxy]:
+    """Serve in a thread until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="fault-proxy", daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(proxy.serve(), loop).result(10)
+    try:
+        yield proxy
+    finally:
+        asyncio.run_coroutine_threadsafe(_stop(proxy, server), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _stop(proxy: FaultProxy, server: asyncio.Server) -> None:
+    server.close()
+    proxy.hang_up()
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""Which images there are, and bringing them to the node."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab import cache, node
+from lab.errors import LabError
+from lab.images import archive, layers
+
+if TYPE_CHECKING:
+    from lab.cluster import Lab
+
+# image -> tag: the version of what it holds
+IMAGES = {"base": "1", "dask": "2026.8.0", "ray": "2.60.0", "mars-xorbits": "0.8.2", "mars-pymars": "0.10.0"}
+
+_PATH = "PATH=/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_RUNTIME = archive.Runtime(user="1000:1000", env=(_PATH, "LANG=C.UTF-8"), folder="/home/oars")
+
+
+def reference(name: str) -> str:
+    """What a pod writes in `image:`. The registry does not exist: nothing can be pulled from it."""
+    if name not in IMAGES:
+        raise LabError(f"There is no image {name!r}: choose from {', '.join(IMAGES)}.")
+    return f"oars.lab/{name}:{IMAGES[name]}"
+
+
+def provide(lab: "Lab", names: Iterable[str]) -> list[str]:
+    """Build these images if need be, and import them if the lab's node is up."""
+    wanted = {name: reference(name) for name in names}
+    for name, ref in wanted.items():
+        tar = _archive(lab, name, ref)
+        if lab.component("containerd"):
+            _bring(lab, tar, ref)
+    return list(wanted.values())
+
+
+def _archive(lab: "Lab", name: str, ref: str) -> Path:
+    stack = layers.of(lab.settings.cache, name, lab.say)
+    key = cache.digest([ref.encode(), repr(_RUNTIME).encode(), *(str(layer).encode() for layer in stack)])
+
+    def make(folder: Path) -> None:
+        archive.write(folder / "image.tar", ref, stack, _RUNTIME)
+
+    return cache.kept(lab.settings.cache, f"image-{name}", key, make) / "image.tar"
+
+
+def _bring(lab: "Lab", tar: Path, ref: str) -> None:
+    """Import, unless this very content is there already."""
+    mark = lab.dir / "containerd" / f"imported-{tar.parent.parent.name}"
+    if mark.exists() and mark.read_text() == tar.parent.name and ref in node.images(lab.dir):
+        return
+    lab.say(f"importing {ref}")
+    node.ctr(lab.dir, "images", "import", tar, seconds=300)
+    mark.write_text(tar.parent.name)

@@ -1,0 +1,113 @@
+"""The layers images are stacked from: the Debian base, and one environment per engine.
+
+Each is made in a chroot, so what the machine itself has installed does not matter.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lab import cache
+from lab.run import run
+
+FOLDER = Path(__file__).parent
+UV = "uv==0.9.5"
+# Not compiled for this Python by anyone else: built from source first.
+COMPILED = {"mars-pymars"}
+
+Say = Callable[[str], None]
+
+
+def of(store: Path, name: str, say: Say) -> list[Path]:
+    """The layer tars of an image, lowest first."""
+    base = _system(store, "base", say)
+    if name == "base":
+        return [base / "layer.tar"]
+    return [base / "layer.tar", _engine(store, name, base, say) / "layer.tar"]
+
+
+def _system(store: Path, name: str, say: Say) -> Path:
+    """A Debian root file system: `base`, or `builder` with compilers on top."""
+    packages = _packages("base") + (_packages(name) if name != "base" else [])
+    script = FOLDER / "base.sh"
+
+    def make(folder: Path) -> None:
+        started = _announce(say, f"{name} image", 90)
+        run(["sh", script, folder / "root", ",".join(packages)], 1800)
+        _tar(folder / "root", folder / "layer.tar")
+        say(f"built the {name} image in {time.monotonic() - started:.0f} s")
+
+    key = cache.digest([" ".join(packages).encode(), script.read_bytes()])
+    return cache.kept(store, f"system-{name}", key, make)
+
+
+def _engine(store: Path, name: str, base: Path, say: Say) -> Path:
+    """What an engine adds to the base."""
+    requirements = (FOLDER / f"{name}.txt").read_bytes()
+    scripts = [FOLDER / script for script in ("engine.sh", "chroot.sh", "wheel.sh")]
+
+    def make(folder: Path) -> None:
+        started = _announce(say, f"{name} image", 400 if name in COMPILED else 90)
+        share = _share(store, folder, requirements)
+        if name in COMPILED:
+            _in_chroot(_system(store, "builder", say), folder / "scratch", share, "wheel.sh")
+        _in_chroot(base, folder / "changes", share, "engine.sh")
+        _tar(folder / "changes", folder / "layer.tar")
+        for leftover in ("changes", "scratch", "share"):
+            shutil.rmtree(folder / leftover, ignore_errors=True)
+        say(f"built the {name} image in {time.monotonic() - started:.0f} s")
+
+    key = cache.digest([base.name.encode(), requirements, *(script.read_bytes() for script in scripts)])
+    return cache.kept(store, f"engine-{name}", key, make)
+
+
+def _share(store: Path, folder: Path, requirements: bytes) -> Path:
+    """The folder a script sees as /mnt/share: uv, the requirements, and wheels made here."""
+    share = folder / "share"
+    for part in ("bin", "wheels"):
+        (share / part).mkdir(parents=True)
+    shutil.copy(_uv(store), share / "bin/uv")
+    (share / "requirements.txt").write_bytes(requirements)
+    return share
+
+
+def _uv(store: Path) -> Path:
+    """uv, from the Python registry: one program that runs in any chroot."""
+
+    def make(folder: Path) -> None:
+        run([sys.executable, "-m", "venv", folder / "venv"], 120)
+        run([folder / "venv/bin/python", "-m", "pip", "install", "--quiet", UV], 300)
+        shutil.copy(folder / "venv/bin/uv", folder / "uv")
+        shutil.rmtree(folder / "venv")
+
+    return cache.kept(store, "uv", cache.digest([UV.encode()]), make) / "uv"
+
+
+def _in_chroot(system: Path, changes: Path, share: Path, script: str) -> None:
+    chroot = ["unshare", "--mount", "--propagation", "private", "nice", "-n", "10", "sh", FOLDER / "chroot.sh"]
+    run([*chroot, system / "root", changes, share, FOLDER / script], 3600)
+
+
+def _tar(root: Path, target: Path) -> None:
+    # Sorted and without times of access, so the same content gives the same layer.
+    options = [
+        "--sort=name",
+        "--numeric-owner",
+        "--one-file-system",
+        "--exclude=./dev/*",
+        "--exclude=./proc/*",
+        "--exclude=./mnt",
+    ]
+    run(["tar", "-C", root, *options, "-cf", target, "."], 900)
+
+
+def _packages(name: str) -> list[str]:
+    lines = (FOLDER / f"{name}.packages").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _announce(say: Say, what: str, seconds: int) -> float:
+    say(f"building the {what}, once: about {seconds} s")
+    return time.monotonic()

@@ -1,0 +1,58 @@
+"""Simulated nodes: kwok plays their pods; apiserver, scheduler and controllers stay real."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from lab.api import Api, Object
+from lab.node import usable
+from lab.wait import until
+
+if TYPE_CHECKING:
+    from lab.cluster import Lab
+
+LABEL = "type"
+TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
+# What a pod must say to be played: real pods and played ones never mix by accident.
+POD = {"nodeSelector": {LABEL: "kwok"}, "tolerations": [{"key": TAINT["key"], "operator": "Exists"}]}
+
+
+def up(lab: "Lab", count: int) -> list[str]:
+    """Have `count` simulated nodes, all Ready; return their names."""
+    lab.start("kwok")
+    names = [f"kwok-{number}" for number in range(count)]
+    api = lab.api
+    missing = set(names) - nodes(api).keys()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: api.create("/api/v1/nodes", _node(name)), sorted(missing)))
+    until(f"{count} simulated nodes are Ready", lambda: set(names) <= _ready(api), 120)
+    return names
+
+
+def down(lab: "Lab") -> None:
+    """Remove the simulated nodes; what was on them is forgotten."""
+    lab.api.request("DELETE", f"/api/v1/nodes?labelSelector={LABEL}%3Dkwok")
+
+
+def nodes(api: Api) -> dict[str, Object]:
+    """The simulated nodes there are, by name."""
+    listed = api.get(f"/api/v1/nodes?labelSelector={LABEL}%3Dkwok")
+    return {node["metadata"]["name"]: node for node in listed["items"]}
+
+
+def _ready(api: Api) -> set[str]:
+    return {name for name, node in nodes(api).items() if usable(node)}
+
+
+def _node(name: str) -> Object:
+    room = {"cpu": "32", "memory": "256Gi", "pods": "110"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"},
+            "labels": {LABEL: "kwok", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"},
+        },
+        "spec": {"taints": [TAINT]},
+        "status": {"allocatable": room, "capacity": room},
+    }

@@ -1,0 +1,112 @@
+"""The lab's addresses, and the one device that joins it to the machine.
+
+Each lab has a /16 of its own. The machine sends all of it into the cage over a veth pair, and
+the cage has no default route: what is not the lab's goes nowhere.
+"""
+
+import hashlib
+import ipaddress
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lab.errors import LabError
+from lab.run import run
+from lab.wait import until
+
+FIRST, LAST = 128, 252
+
+
+@dataclass(frozen=True)
+class Network:
+    """Addresses of the lab whose range is 10.<number>.0.0/16."""
+
+    number: int
+    device: str
+
+    @property
+    def range(self) -> str:
+        """Everything of this lab."""
+        return f"10.{self.number}.0.0/16"
+
+    @property
+    def host(self) -> str:
+        """The machine's own end: pods and webhooks reach test servers here."""
+        return f"10.{self.number}.0.1"
+
+    @property
+    def node(self) -> str:
+        """The cage's end: the node's and the apiserver's address."""
+        return f"10.{self.number}.0.2"
+
+    @property
+    def pods(self) -> str:
+        """Where the CNI bridge takes pod addresses from."""
+        return f"10.{self.number}.64.0/20"
+
+    @property
+    def services(self) -> str:
+        """Cluster addresses of Services."""
+        return f"10.{self.number}.128.0/17"
+
+    @property
+    def kubernetes(self) -> str:
+        """The Service `kubernetes`: always the first of the range."""
+        return f"10.{self.number}.128.1"
+
+    @property
+    def dns(self) -> str:
+        """The Service `kube-dns`."""
+        return f"10.{self.number}.128.10"
+
+
+def device(lab: str) -> str:
+    """The machine's end of a lab's veth pair."""
+    return f"oars-{lab}"
+
+
+def choose(lab: str) -> Network:
+    """A free range for this lab: always the same one if nobody else has it."""
+    taken = list(_taken())
+    span = LAST - FIRST + 1
+    start = int(hashlib.sha256(lab.encode()).hexdigest(), 16) % span
+    for step in range(span):
+        network = Network(FIRST + (start + step) % span, device(lab))
+        if not _overlaps(network.range, taken):
+            return network
+    raise LabError(f"Every range from 10.{FIRST}.0.0/16 to 10.{LAST}.0.0/16 is in use on this machine.")
+
+
+def join(network: Network, init: int) -> None:
+    """Make the veth pair and its routes; all of it dies with the cage."""
+    outside, inside = network.device, ["nsenter", "-t", str(init), "-n"]
+    run(["ip", "link", "add", outside, "type", "veth", "peer", "name", "lab0", "netns", str(init)])
+    run(["ip", "addr", "add", f"{network.host}/30", "dev", outside])
+    run(["ip", "link", "set", outside, "up"])
+    run([*inside, "ip", "addr", "add", f"{network.node}/30", "dev", "lab0"])
+    run([*inside, "ip", "link", "set", "lab0", "up"])
+    # Without a route a process on the node could not even try a Service's address.
+    run([*inside, "ip", "route", "add", network.services, "dev", "lab0", "src", network.node])
+    run([*inside, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+    run(["ip", "route", "add", network.range, "via", network.node, "dev", outside])
+
+
+def device_exists(name: str) -> bool:
+    """Whether the machine has this device."""
+    return any(link.get("ifname") == name for link in json.loads(run(["ip", "-j", "link"])))
+
+
+def await_gone(name: str) -> None:
+    """The kernel takes a dead namespace's devices away a moment later."""
+    until(f"network device {name} is gone", lambda: not device_exists(name), 20)
+
+
+def _taken() -> Iterable[ipaddress.IPv4Network]:
+    for route in json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"])):
+        if route["dst"] != "default":
+            yield ipaddress.IPv4Network(route["dst"], strict=False)
+
+
+def _overlaps(wanted: str, taken: list[ipaddress.IPv4Network]) -> bool:
+    mine = ipaddress.IPv4Network(wanted)
+    return any(mine.overlaps(other) for other in taken)

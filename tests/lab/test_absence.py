@@ -1,0 +1,79 @@
+"""Where the lab cannot run: one sentence, and tests that skip, or fail with CI set."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab.cluster import Lab
+from lab.errors import LabError
+from lab.kube import Kube
+
+from lab import settings
+
+ROOT = Path(__file__).parents[2]
+PROBE = """
+def test_on_kubernetes(kube_api):
+    assert kube_api.api.get("/version")
+
+def test_that_breaks_things(lab):
+    pass
+"""
+
+
+def pytest_in(folder: Path, **changes: str) -> str:
+    """What a test run says in a changed environment."""
+    (folder / "test_probe.py").write_text(PROBE)
+    env = {key: value for key, value in os.environ.items() if key not in ("CI", "OARS_TEST_KUBECONFIG")}
+    env |= {"PYTHONPATH": str(ROOT), "OARS_LAB_DIR": str(folder / "lab"), **changes}
+    words = [sys.executable, "-m", "pytest", "-p", "lab.fixtures", "-rA", "-p", "no:cacheprovider", "test_probe.py"]
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False).stdout
+
+
+def no_go(folder: Path) -> dict[str, str]:
+    """A machine without Go and with nothing built."""
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def test_without_go_tests_skip_and_say_why(tmp_path: Path) -> None:
+    said = pytest_in(tmp_path, **no_go(tmp_path))
+    assert "2 skipped" in said
+    assert "install Go 1.24 or later" in said
+
+
+def test_without_go_tests_fail_in_ci(tmp_path: Path) -> None:
+    said = pytest_in(tmp_path, CI="true", **no_go(tmp_path))
+    assert "2 errors" in said
+    assert "install Go 1.24 or later" in said
+
+
+def test_without_root_the_command_says_so() -> None:
+    words = ["unshare", "--user", sys.executable, "-m", "lab", "up"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "lab: The lab makes namespaces and mounts: run it as root.\n"
+
+
+def test_another_cluster_can_be_used_instead(kube_api: Kube, tmp_path: Path) -> None:
+    programs = Path(kube_api.cluster.program).parent
+    path = {"PATH": f"{programs}:/usr/bin:/bin", "OARS_TEST_KUBECONFIG": str(kube_api.kubeconfig)}
+    said = pytest_in(tmp_path, **path)
+    assert "1 passed, 1 skipped" in said
+    assert not (tmp_path / "lab").exists()
+
+
+def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "theirs").touch()
+    lab = Lab(settings.load(str(tmp_path)))
+    with pytest.raises(LabError, match="not the lab's"):
+        lab.claim()
+    lab.down()
+    lab.reset()
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("folder", ["/run/lab", "/var/log/lab", f"/tmp/{'x' * 80}"])
+def test_a_directory_that_cannot_work_is_refused(folder: str) -> None:
+    with pytest.raises(LabError, match="choose"):
+        settings.load(folder)

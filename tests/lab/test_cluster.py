@@ -1,0 +1,145 @@
+"""What the fixtures promise: namespaces, simulated nodes, harm and its undoing."""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+from lab.api import ApiError, Object
+from lab.cluster import Lab
+from lab.kube import Kube
+from lab.wait import until
+
+from lab import dns
+from lab import kwok as simulated
+
+Harm = Callable[..., AbstractContextManager[None]]
+
+
+def sleeper(kube: Kube, name: str = "sleeper", **spec: object) -> Object:
+    """A pod that sleeps, with the smallest image."""
+    container = {"name": "main", "image": kube.image("base"), "command": ["sleep", "1000"]}
+    labels = {"app": name}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **spec},
+    }
+
+
+def container(pod: Object) -> str:
+    return str(pod["status"]["containerStatuses"][0]["containerID"])
+
+
+def test_each_test_has_a_namespace_of_its_own(kube_api: Kube) -> None:
+    accounts = kube_api.api.get(kube_api.path("serviceaccounts"))["items"]
+    assert [account["metadata"]["name"] for account in accounts] == ["default"]
+    assert kube_api.pods() == []
+
+
+def test_the_apiserver_is_the_real_one(kube_api: Kube) -> None:
+    assert kube_api.api.get("/version")["gitVersion"].startswith("v1.34")
+    with pytest.raises(ApiError) as refusal:
+        kube_api.api.create(kube_api.path("pods"), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}})
+    assert refusal.value.status == 422
+
+
+def test_500_simulated_pods(kube_api: Kube, kwok: Callable[[int], list[str]]) -> None:
+    assert len(kwok(10)) == 10
+    template = {
+        "metadata": {"labels": {"app": "many"}},
+        "spec": {"containers": [{"name": "main", "image": "none"}], **simulated.POD},
+    }
+    spec = {"replicas": 500, "selector": {"matchLabels": {"app": "many"}}, "template": template}
+    kube_api.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "many"}, "spec": spec})
+    path = kube_api.path("deployments/many", "apis/apps/v1")
+    until("500 pods are Ready", lambda: kube_api.api.get(path)["status"].get("readyReplicas") == 500, 120, 0.5)
+
+
+def test_quota(kube_api: Kube, quota: Harm) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "p-"}}
+    body = {**pod, "spec": {"containers": [{"name": "main", "image": "none"}], **simulated.POD}}
+    with quota(kube_api, {"pods": "1"}):
+        kube_api.api.create(kube_api.path("pods"), body)
+        with pytest.raises(ApiError) as refusal:
+            kube_api.api.create(kube_api.path("pods"), body)
+    assert refusal.value.status == 403
+    assert "exceeded quota" in str(refusal.value)
+
+
+def test_exec_logs_and_names_on_the_real_node(kube: Kube, lab: Lab) -> None:
+    kube.apply(sleeper(kube))
+    kube.await_ready("app=sleeper", 1)
+    assert kube.kubectl("exec", "sleeper", "--", "id", "-u").strip() == "1000"
+    found = kube.kubectl("exec", "sleeper", "--", "getent", "hosts", "kubernetes.default")
+    assert lab.network.kubernetes in found
+    assert dns.resolves(lab.network.dns, "kubernetes.default.svc.cluster.local")
+
+
+def test_nothing_leaves_the_machine(kube: Kube) -> None:
+    kube.apply(sleeper(kube))
+    kube.await_ready("app=sleeper", 1)
+    script = "import socket; socket.setdefaulttimeout(3); socket.create_connection(('192.0.2.1', 80))"
+    with pytest.raises(Exception, match=r"Network is unreachable|No route to host"):
+        kube.kubectl("exec", "sleeper", "--", "python3", "-c", script)
+
+
+def test_taint(kube: Kube, taint: Harm) -> None:
+    with taint(kube):
+        kube.apply(sleeper(kube))
+
+        def unschedulable() -> bool:
+            conditions = kube.pods("app=sleeper")[0]["status"].get("conditions", [])
+            return any(part.get("reason") == "Unschedulable" for part in conditions)
+
+        until("the pod waits", unschedulable, 20)
+    kube.await_ready("app=sleeper", 1)
+
+
+def test_a_cut_pod_is_silent_and_heals(kube: Kube, cut: Harm) -> None:
+    server = sleeper(kube, "server")
+    server["spec"]["containers"][0]["command"] = ["python3", "-m", "http.server", "8000"]
+    server["spec"]["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": 8000}, "periodSeconds": 1}
+    kube.apply(server, sleeper(kube))
+    (pod,) = kube.await_ready("app=server", 1)
+    kube.await_ready("app=sleeper", 1)
+    fetch = [
+        "exec",
+        "sleeper",
+        "--",
+        "wget",
+        "-q",
+        "-T",
+        "2",
+        "-t",
+        "1",
+        "-O-",
+        f"http://{pod['status']['podIP']}:8000/",
+    ]
+    assert "html" in kube.kubectl(*fetch)
+    with cut(pod), pytest.raises(Exception, match="failed"):
+        kube.kubectl(*fetch)
+    assert "html" in kube.kubectl(*fetch)
+
+
+@pytest.mark.parametrize("component", ["kube-apiserver", "kubelet", "containerd"])
+def test_an_outage_does_not_touch_running_pods(kube: Kube, lab: Lab, outage: Harm, component: str) -> None:
+    kube.apply(sleeper(kube))
+    (before,) = kube.await_ready("app=sleeper", 1)
+    with outage(component):
+        assert component not in lab.running()
+        if component == "kube-apiserver":
+            assert not kube.api.healthy()
+    (after,) = kube.await_ready("app=sleeper", 1)
+    assert component in lab.running()
+    assert (
+        after["status"]["containerStatuses"][0]["containerID"]
+        == before["status"]["containerStatuses"][0]["containerID"]
+    )
+    assert kube.kubectl("exec", "sleeper", "--", "echo", "well").strip() == "well"
+
+
+def test_kubeconfig_works_for_kubectl(kube_api: Kube) -> None:
+    listed = json.loads(kube_api.kubectl("get", "--raw", "/api/v1/namespaces"))
+    assert kube_api.namespace in {item["metadata"]["name"] for item in listed["items"]}

@@ -1,0 +1,152 @@
+"""The fault proxy before a real apiserver, with a real kubectl and a plain client as its clients."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from lab.api import Api, ApiError, connect
+from lab.errors import LabError
+from lab.faultproxy import FaultProxy
+from lab.faults import Answer, Delay, Drop, EndWatch, Rule, Script, Stale, die_after
+from lab.kube import Kube
+from lab.run import run
+
+Start = Callable[..., FaultProxy]
+
+
+def client(proxy: FaultProxy) -> Api:
+    return connect(json.loads(proxy.kubeconfig.read_text()))
+
+
+def config_map(name: str) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"a": "1"}}
+
+
+def names(kube: Kube) -> set[str]:
+    found = {item["metadata"]["name"] for item in kube.api.get(kube.path("configmaps"))["items"]}
+    return found - {"kube-root-ca.crt"}
+
+
+def test_without_faults_it_only_records(kube_api: Kube, fault_proxy: Start) -> None:
+    proxy = fault_proxy()
+    words = [kube_api.cluster.program, "--kubeconfig", proxy.kubeconfig, "-n", kube_api.namespace]
+    run([*words, "create", "configmap", "a", "--from-literal=k=v"])
+    assert names(kube_api) == {"a"}
+    (write,) = proxy.writes
+    assert (write.request.verb, write.request.resource, write.request.name) == ("create", "configmaps", "a")
+    assert write.request.agent.startswith("kubectl/v1.34")
+    assert proxy.count(verb="create", resource="configmaps", namespace=kube_api.namespace) == 1
+
+
+@pytest.mark.parametrize("status", [409, 410, 429, 500])
+def test_refusals(kube_api: Kube, fault_proxy: Start, status: int) -> None:
+    proxy = fault_proxy([Rule(Answer(status), verb="create", resource="configmaps", times=1)])
+    with pytest.raises(ApiError) as refusal:
+        client(proxy).create(kube_api.path("configmaps"), config_map("a"))
+    assert refusal.value.status == status
+    client(proxy).create(kube_api.path("configmaps"), config_map("a"))
+    assert names(kube_api) == {"a"}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_dropped_write_happened_or_not(kube_api: Kube, fault_proxy: Start, applied: bool) -> None:
+    proxy = fault_proxy([Rule(Drop(applied), verb="create")])
+    with pytest.raises(ApiError):
+        client(proxy).create(kube_api.path("configmaps"), config_map("a"))
+    assert names(kube_api) == ({"a"} if applied else set())
+
+
+def test_a_delay(kube_api: Kube, fault_proxy: Start) -> None:
+    proxy = fault_proxy([Rule(Delay(0.5), verb="list")])
+    started = time.monotonic()
+    client(proxy).get(kube_api.path("configmaps"))
+    assert time.monotonic() - started >= 0.5
+
+
+def test_a_stale_read(kube_api: Kube, fault_proxy: Start) -> None:
+    proxy = fault_proxy([Rule(Stale(), verb="get", skip=1, times=1)])
+    path = f"{kube_api.path('configmaps')}/a"
+    kube_api.api.create(kube_api.path("configmaps"), config_map("a"))
+    before = client(proxy).get(path)
+    kube_api.api.patch(path, {"data": {"a": "2"}})
+    assert client(proxy).get(path) == before
+    assert client(proxy).get(path)["data"] == {"a": "2"}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("write", [1, 2, 3])
+def test_death_at_every_write(kube_api: Kube, fault_proxy: Start, write: int, applied: bool) -> None:
+    """The crash matrix in small: a client of three writes dies at each of them, and goes on in its next life."""
+    proxy = fault_proxy([die_after(write, applied)])
+    mortal = client(proxy)
+    with pytest.raises(ApiError):
+        for name in ("a", "b", "c"):
+            mortal.create(kube_api.path("configmaps"), config_map(name))
+    with pytest.raises(ApiError):
+        mortal.get(kube_api.path("configmaps"))
+    assert len(names(kube_api)) == (write if applied else write - 1)
+    assert len(proxy.writes) == write
+    proxy.revive()
+    mortal.get(kube_api.path("configmaps"))
+
+
+class Watch:
+    """A watch by kubectl through the proxy, running beside the test."""
+
+    def __init__(self, kube: Kube, proxy: FaultProxy) -> None:
+        self.path = (
+            f"{kube.path('configmaps')}?watch=true&timeoutSeconds=8&fieldSelector=metadata.name!=kube-root-ca.crt"
+        )
+        self.api = client(proxy)
+        self.lines: list[str] = []
+        self.error: str = ""
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        try:
+            self.lines = self.api.raw("GET", self.path)[1].splitlines()
+        except ApiError as error:
+            self.error = str(error)
+
+    def ended(self, seconds: float) -> bool:
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+
+def start_watch(kube: Kube, proxy: FaultProxy) -> Watch:
+    for name in ("a", "b"):
+        kube.api.create(kube.path("configmaps"), config_map(name))
+    return Watch(kube, proxy)
+
+
+def test_a_cut_watch(kube_api: Kube, fault_proxy: Start) -> None:
+    watch = start_watch(kube_api, fault_proxy([Rule(EndWatch(events=2), verb="watch")]))
+    assert watch.ended(5)
+    assert "IncompleteRead" in watch.error or "closed" in watch.error
+
+
+def test_an_expired_watch(kube_api: Kube, fault_proxy: Start) -> None:
+    watch = start_watch(kube_api, fault_proxy([Rule(EndWatch(events=1, how="expired"), verb="watch")]))
+    assert watch.ended(5)
+    events = [json.loads(line) for line in watch.lines]
+    assert [event["type"] for event in events] == ["ADDED", "ERROR"]
+    assert events[1]["object"]["code"] == 410
+
+
+def test_a_silent_watch(kube_api: Kube, fault_proxy: Start) -> None:
+    proxy = fault_proxy([Rule(EndWatch(events=1, how="silent"), verb="watch")])
+    watch = start_watch(kube_api, proxy)
+    assert not watch.ended(1.5), "a silent watch does not end by itself"
+    proxy.hang_up()
+    assert watch.ended(5)
+
+
+def test_the_script_can_change_while_it_runs(kube_api: Kube, fault_proxy: Start) -> None:
+    proxy = fault_proxy([Rule(Answer(500))])
+    with pytest.raises(LabError):
+        client(proxy).get(kube_api.path("configmaps"))
+    proxy.script = Script()
+    assert client(proxy).get(kube_api.path("configmaps"))

@@ -1,0 +1,135 @@
+"""Starting, mending and stopping: nothing is left behind, whatever happened."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab.cluster import Lab
+from lab.kube import Kube
+from lab.process import Process
+from lab.run import run
+from lab.wait import until
+
+from lab import cgroups, components, dns, network, process, settings
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def own_lab() -> Iterator[Lab]:
+    """A lab of this test alone, in a directory of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="oars-lab-"))
+    lab = Lab(settings.load(str(folder / "lab")))
+    try:
+        yield lab
+    finally:
+        lab.reset()
+        shutil.rmtree(folder)
+
+
+def cli(lab: Lab, *words: str) -> str:
+    return run([sys.executable, "-m", "lab", "--dir", lab.dir, *words], 120)
+
+
+def inhabitants(lab: Lab) -> list[Process]:
+    """Every process inside the lab, containers included."""
+    assert lab.init
+    space = os.readlink(f"/proc/{lab.init.pid}/ns/pid")
+    found = [process.of(int(path.name)) for path in Path("/proc").glob("[0-9]*") if _space(path) == space]
+    assert len(found) > len(lab.running())
+    return found
+
+
+def _space(path: Path) -> str:
+    try:
+        return os.readlink(path / "ns/pid")
+    except OSError:
+        return ""
+
+
+def left_behind(lab: Lab, lived: list[Process]) -> list[str]:
+    """Every trace of a lab that should be down."""
+    found = [str(path) for path in cgroups.found(lab.name)]
+    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(lab.dir) in line]
+    if network.device_exists(network.device(lab.settings.id)):
+        found.append("network device")
+    found += [line for line in run(["ip", "route", "show", "table", "all"]).splitlines() if lab.settings.id in line]
+    return found + [f"process {one.pid}" for one in lived if one.alive]
+
+
+def test_ten_times_up_and_down_leave_nothing(own_lab: Lab) -> None:
+    rules = run(["nft", "list", "ruleset"])
+    for number in range(10):
+        # With the real node every third time: it takes twice as long, and both ways must be clean.
+        own_lab.up(with_node=number % 3 == 0)
+        lived = inhabitants(own_lab)
+        own_lab.down()
+        assert left_behind(own_lab, lived) == []
+        assert run(["nft", "list", "ruleset"]) == rules
+    own_lab.down()
+
+
+@pytest.mark.parametrize("component", [*components.CONTROL_PLANE, *components.NODE, "kwok"])
+def test_up_mends_a_killed_component(kube: Kube, lab: Lab, component: str) -> None:
+    if component == "kwok":
+        lab.start("kwok")
+    victim = lab.component(component)
+    assert victim
+    victim.kill()
+    assert component not in lab.running()
+    lab.up()
+    assert component in lab.running()
+    assert all(map(lab.healthy, lab.running()))
+    assert kube.api.exists(f"/api/v1/namespaces/{kube.namespace}")
+
+
+def test_up_mends_the_death_of_everything(own_lab: Lab) -> None:
+    own_lab.up(with_node=False)
+    name = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kept"}}
+    own_lab.api.create("/api/v1/namespaces", name)
+    assert own_lab.init
+    own_lab.init.kill()
+    until("all of it is gone", lambda: not own_lab.running(), 10)
+    own_lab.up(with_node=False)
+    assert own_lab.api.exists("/api/v1/namespaces/kept")
+
+
+@pytest.mark.parametrize("moment", ["cage.pid", "network.json", "pids/etcd", "pids/kube-apiserver"])
+def test_up_mends_a_half_finished_up(own_lab: Lab, moment: str) -> None:
+    words = [sys.executable, "-m", "lab", "--dir", str(own_lab.dir), "up", "--control-plane"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=ROOT) as first:
+        until(f"{moment} is written", (own_lab.dir / moment).exists, 60, 0.001)
+        first.kill()
+    own_lab.up(with_node=False)
+    assert own_lab.api.healthy()
+    lived = inhabitants(own_lab)
+    own_lab.down()
+    assert left_behind(own_lab, lived) == []
+
+
+def test_two_labs_do_not_meet(kube: Kube, lab: Lab, own_lab: Lab) -> None:
+    own_lab.up()
+    assert own_lab.network.range != lab.network.range
+    for one in (lab, own_lab):
+        assert dns.resolves(one.network.dns, "kubernetes.default.svc.cluster.local")
+    assert not own_lab.api.exists(f"/api/v1/namespaces/{kube.namespace}")
+    own_lab.down()
+    assert all(map(lab.healthy, lab.running()))
+    assert dns.resolves(lab.network.dns, "kubernetes.default.svc.cluster.local")
+
+
+def test_the_command_line(kube: Kube, lab: Lab) -> None:
+    assert cli(lab, "kubeconfig") == f"{lab.settings.kubeconfig}\n"
+    assert "kubelet                   well" in cli(lab, "status")
+    assert cli(lab, "kubectl", "get", "namespace", kube.namespace, "-o", "name") == f"namespace/{kube.namespace}\n"
+    assert cli(lab, "images", "base") == "oars.lab/base:1\n"
+    assert "==> kubelet <==" in cli(lab, "logs", "kubelet", "-n", "1")
+    assert "root                yes" in cli(lab, "doctor")
+    assert cli(lab, "up").startswith("export KUBECONFIG=")
