@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check unit contract live bench docs clean
+.PHONY: help setup demo test check unit contract live lab lab-test bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,9 +22,9 @@ demo: setup ## run the main job on all three engines
 	$(BIN)/python examples/demo/demo.py
 
 check: setup ## format, lint, types, import contracts
-	$(BIN)/ruff format --check src tests bench examples docs/generate.py
-	$(BIN)/ruff check src tests bench examples docs/generate.py
-	$(BIN)/mypy src tests docs/generate.py
+	$(BIN)/ruff format --check src tests bench examples lab docs/generate.py
+	$(BIN)/ruff check src tests bench examples lab docs/generate.py
+	$(BIN)/mypy src tests bench lab docs/generate.py
 	$(BIN)/lint-imports --no-cache
 
 unit: setup ## pure tests
@@ -36,7 +36,13 @@ contract: setup ## each engine and each place against the contracts of oars.test
 live: setup ## real engines as processes
 	$(BIN)/pytest tests/live
 
-test: setup check unit contract live ## set up and run every test
+lab: setup ## a real Kubernetes on this machine, for tests (as root; the first time takes a quarter of an hour)
+	$(BIN)/python -m lab up
+
+lab-test: setup ## the lab's own tests
+	$(BIN)/python -m pytest -p lab.fixtures tests/lab
+
+test: setup check unit contract live lab-test ## set up and run every test
 
 bench: setup ## speed against what the engines' users have today; writes bench/results/*.json
 	$(BIN)/python -m bench

@@ -11,6 +11,7 @@ import pytest
 
 from oars.testing import assert_nothing_left, files
 
+CHECKED = ("live", "contract")
 TOY = Path(__file__).parent / "toy"
 
 # Keepers and members find the toy engine the way a third party's would be found: installed, with an entry point.
@@ -24,11 +25,12 @@ CACHE = os.environ.get("OARS_CACHE_DIR") or str(Path.home() / ".cache/oars")
 def own_state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A state directory of the test's own, and afterwards no process, shared memory or temporary file of its making.
 
-    Unit tests start nothing, and the contract of engines looks for itself: its cluster lives for a whole class."""
+    Unit tests start nothing, the lab has checks of its own, and so has the contract of engines: its cluster lives for
+    a whole class."""
     state = tmp_path / "state"
     monkeypatch.setenv("OARS_STATE_DIR", str(state))
     monkeypatch.setenv("OARS_CACHE_DIR", CACHE)
-    if "unit" in Path(request.node.path).parts or request.node.path.name == "test_engines.py":
+    if request.node.path.parent.name not in CHECKED or request.node.path.name == "test_engines.py":
         yield state
         return
     before = files()
