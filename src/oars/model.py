@@ -4,6 +4,7 @@ do next (Step). Plain frozen data, no I/O.
 Text with `$(…)` in an argv, an environment value, a file or an address is filled in by the place that runs it:
 
     $(host)            the address this member binds to and is reached at (127.0.0.1; the pod's address)
+    $(bind)            where it listens if that is another address (127.0.0.1; all addresses of a pod)
     $(port.NAME)       this member's own port of that name (asked for locally; Port.default on Kubernetes)
     $(head.host)       where the head is reached (127.0.0.1; the Service's name)
     $(head.NAME)       the head's port of that name, as a number
