@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check unit contract live lab lab-test bench docs clean
+.PHONY: help setup demo test check unit envs contract live lab lab-test bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,14 @@ check: setup ## format, lint, types, import contracts
 unit: setup ## pure tests
 	$(BIN)/pytest tests/unit
 
-contract: setup ## each engine and each place against the contracts of oars.testing
+envs: setup ## build the engine environments that the tests use and .venv lacks
+	$(BIN)/oars env build --engine mars
+	$(BIN)/oars env build --engine mars --set mars.distribution=pymars
+
+contract: envs ## each engine and each place against the contracts of oars.testing
 	$(BIN)/pytest tests/contract
 
-live: setup ## real engines as processes
+live: envs ## real engines as processes
 	$(BIN)/pytest tests/live
 
 lab: setup ## a real Kubernetes on this machine, for tests (as root; the first time takes a quarter of an hour)

@@ -10,7 +10,8 @@ import click
 from oars.base.errors import OarsError, UsageError
 from oars.cli import show
 from oars.cli.fail import say
-from oars.cli.options import kept
+from oars.cli.options import ClusterOptions, cluster_options, kept, quiet_option
+from oars.cli.progress import Progress
 from oars.cli.show import Column, output_option
 from oars.envs.cache import EnvInfo
 from oars.spec.resources import show_memory
@@ -32,7 +33,7 @@ COLUMNS = (
 
 @click.group()
 def env() -> None:
-    """List and remove cached environments."""
+    """List, build and remove cached environments."""
 
 
 @env.command("ls")
@@ -45,6 +46,16 @@ def list_environments(output: str) -> None:
         return
     data = [_data(info) for info in found]
     show.emit(output, data, [info.key for info in found], lambda wide: show.table(found, COLUMNS, wide))
+
+
+@env.command("build")
+@cluster_options
+@quiet_option
+def build_environment(options: ClusterOptions, quiet: bool) -> None:
+    """Build the environment that a cluster would need, so that the first one starts at once. Prints its Python."""
+    with Progress(quiet=quiet) as progress:
+        built = kept().prepare(options.manifest().spec, progress)
+    click.echo(str(built.python))
 
 
 @env.command("rm")

@@ -26,7 +26,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "why": ("oars.cli.why:why", "Say what is wrong and what to do."),
     "down": ("oars.cli.down:down", "Stop clusters and remove all that is theirs."),
     "doctor": ("oars.cli.doctor:doctor", "Check this machine."),
-    "env": ("oars.cli.env:env", "List and remove cached environments."),
+    "env": ("oars.cli.env:env", "List, build and remove cached environments."),
     "config": ("oars.cli.config:config", "Show the settings in effect."),
     "completion": ("oars.cli.completion:completion", "Print a completion script for your shell."),
     "version": ("oars.cli.version:version", "Show the version."),

@@ -28,7 +28,7 @@ from oars.base.settings import Settings
 from oars.base.words import suggest
 from oars.client.machine import check_fits, total_memory
 from oars.engines.base import Access
-from oars.envs.build import Environments
+from oars.envs.build import Environments, PythonEnv
 from oars.model import HEAD
 from oars.places.ledger import read_book
 from oars.places.local.process import boot_id, identify
@@ -82,7 +82,7 @@ class Kept:
         spec = default_memory(spec, total_memory())
         self._make_room(name)
         self.store.open()
-        env = self.environments.prepare(spec.engine, engine.needs(spec), spec.environment.packages, progress)
+        env = self.prepare(spec, progress)
         owner = identify(os.getpid()) if tied else None
         shape = engine.shape(spec)
         intent = Intent(
@@ -92,6 +92,11 @@ class Kept:
         )  # fmt: skip
         directory = self.store.create(intent, _make_secrets(name, shape.secrets))
         self._start_keeper(directory)
+
+    def prepare(self, spec: ClusterSpec, progress: Progress) -> PythonEnv:
+        """The Python for its members: the running one, or a cached environment, built if need be."""
+        needs = engines.get(spec.engine).needs(spec)
+        return self.environments.prepare(spec.engine, needs, spec.environment.packages, progress)
 
     def _import_path(self, modules: str | None) -> tuple[str, ...]:
         """Where the user's own modules are: the script's directory (or the current one) and PYTHONPATH, absolute."""

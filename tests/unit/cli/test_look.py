@@ -232,7 +232,7 @@ def test_completion() -> None:
     assert completed("status", "") == ["demo", "other"]
     assert completed("down", "demo", "") == ["other"]
     assert completed("logs", "demo", "w") == ["worker-0"]
-    assert completed("env", "") == ["ls", "rm"]
+    assert completed("env", "") == ["build", "ls", "rm"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -11,7 +11,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, as_completed
+from concurrent.futures import Future, as_completed, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pytest
 
 from oars.base.errors import ClusterLost, EngineUnreachable, SpecError
 from oars.engines.mars import engine, executor
-from oars.engines.mars.executor import Desk, MarsExecutor, RemoteTraceback
+from oars.engines.mars.executor import Desk, MarsExecutor, RemoteTraceback, Worker
 from oars.engines.mars.shape import LATE_ENV
 from oars.model import HEAD, Drained, MemberId, MemberView, Process, View
 from oars.spec.cluster import ClusterSpec
@@ -253,10 +253,10 @@ def test_drain_passes_on_what_the_supervisor_says() -> None:
 class FakeMars:
     """Runs what is spawned, each parcel in the caller's thread, and remembers where and how many calls it held."""
 
-    workers: Mapping[str, float] = field(default_factory=lambda: {"a": 1.0, "b": 1.0})
+    workers: Mapping[str, Worker] = field(default_factory=lambda: {"a": Worker(1.0, 0.0), "b": Worker(1.0, 0.0)})
     alive: bool = True
     fails: list[Exception] = field(default_factory=list)
-    parcels: list[tuple[str | None, int]] = field(default_factory=list)
+    parcels: list[tuple[str, int]] = field(default_factory=list)
     renewed: int = 0
     closed: int = 0
     gate: threading.Event = field(default_factory=threading.Event)
@@ -264,7 +264,7 @@ class FakeMars:
     def desk(self) -> Desk:
         return Desk("demo", self, self.spawn, lambda: self.workers, lambda: self.alive, self.close, self.renew)
 
-    def spawn(self, run: Callable[..., bytes], args: tuple[Any, ...], expect_worker: str | None) -> Any:
+    def spawn(self, run: Callable[..., bytes], args: tuple[Any, ...], expect_worker: str) -> Any:
         return run, args, expect_worker
 
     def execute(self, remote: Any, show_progress: bool) -> None:
@@ -320,11 +320,11 @@ class TestExecutor:
         with MarsExecutor(mars.desk()) as ex:
             list(ex.map(time.sleep, [0.3] * 4, timeout=20))
         assert [size for _, size in mars.parcels] == [1, 1, 1, 1]
-        assert {place for place, _ in mars.parcels} == {"a", "b"}
+        assert sorted(place for place, _ in mars.parcels) == ["a", "a", "b", "b"]
 
     def test_what_a_parcel_has_no_time_for_is_sent_again(self, mars: FakeMars, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(executor, "PARCEL_SECONDS", 0.02)
-        mars.workers = {"a": 0.5}
+        mars.workers = {"a": Worker(0.5, 0.0)}
         with MarsExecutor(mars.desk()) as ex:
             list(ex.map(time.sleep, [0.0] * 50, timeout=20))
             mars.parcels.clear()
@@ -352,18 +352,39 @@ class TestExecutor:
             mars.gate.set()
             assert [f.exception(5) is None for f in futures] == [True, True, False, *[True] * 5]
 
-    def test_a_call_waits_for_workers(self, mars: FakeMars) -> None:
+    def test_what_mars_did_not_run_is_sent_to_another(self, mars: FakeMars) -> None:
         mars.fails = [NoMatchingSlots("cpu")]
         with MarsExecutor(mars.desk()) as ex:
             assert ex.submit(abs, -1).result(5) == 1
-        assert len(mars.parcels) == 2
+        assert [place for place, _ in mars.parcels] == ["a", "b"]
 
-    def test_a_lost_worker_fails_its_call_only(self, mars: FakeMars) -> None:
+    def test_a_call_waits_for_a_worker(self, mars: FakeMars) -> None:
+        mars.workers = {}
+        with MarsExecutor(mars.desk()) as ex:
+            future = ex.submit(abs, -1)
+            assert not wait([future], 0.3).done
+            mars.workers = {"c": Worker(1.0, 0.0)}
+            assert future.result(5) == 1
+
+    def test_a_call_does_not_wait_for_ever(self, mars: FakeMars, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(executor, "WORKER_SECONDS", 0.3)
+        mars.workers = {}
+        with MarsExecutor(mars.desk()) as ex:
+            error = ex.submit(abs, -1).exception(5)
+        assert isinstance(error, ClusterLost) and "no worker within" in str(error)
+
+    def test_a_lost_worker_fails_its_call_and_gets_no_other_until_it_speaks_again(self, mars: FakeMars) -> None:
         mars.fails = [ConnectionRefusedError("gone")]
         with MarsExecutor(mars.desk()) as ex:
             error = ex.submit(abs, -1).exception(5)
             assert isinstance(error, ClusterLost) and "Submit the call again" in error.hint
-            assert ex.submit(abs, -2).result(5) == 2
+            assert [ex.submit(abs, n).result(5) for n in range(4)] == [0, 1, 2, 3]
+            assert [place for place, _ in mars.parcels] == ["a", "b", "b", "b", "b"]
+            mars.workers = {"a": Worker(1.0, 1.0)}
+            mars.fails = [ConnectionRefusedError("gone")]
+            assert ex.submit(abs, -1).exception(5)
+            assert ex.submit(abs, -5).result(5) == 5
+            assert mars.parcels[-1][0] == "a"
         assert mars.renewed == 0
 
     def test_a_lost_cluster_fails_all_that_was_submitted_and_then_is_used_again(self, mars: FakeMars) -> None:

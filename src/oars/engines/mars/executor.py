@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from oars.base.errors import ClusterLost
 
@@ -23,7 +23,7 @@ TASK_SECONDS = 0.05  # what a task costs Mars at least: less work than this is n
 MOST_PARCELS = 64  # at a time
 REFRESH_SECONDS = 5.0  # how often the number of processors is asked for
 WORKER_SECONDS = 60.0  # how long a call waits for a worker to be there
-WAITING_FOR_WORKERS = ("NoMatchingSlots", "NoAvailableBand")
+NOT_RUN = ("NoMatchingSlots", "NoAvailableBand")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,13 @@ class RemoteTraceback(Exception):
         return f'\n"""\n{self.text}"""'
 
 
+class Worker(NamedTuple):
+    """A worker that Mars would give work to: its processors, and when it last spoke by the supervisor's clock."""
+
+    slots: float
+    spoke: float
+
+
 @dataclass(frozen=True)
 class Desk:
     """What an executor works with: a Mars session of its own, mars.remote.spawn, and the session's fate."""
@@ -63,7 +70,7 @@ class Desk:
     name: str  # of the cluster
     session: Any
     spawn: Callable[..., Any]
-    workers: Callable[[], Mapping[str, float]]  # address → processors, of all that are ready; raises OSError
+    workers: Callable[[], Mapping[str, Worker]]  # by address; raises OSError
     alive: Callable[[], bool]  # whether the cluster still knows the session
     close: Callable[[], None]
     renew: Callable[[], Desk]  # the same with a new session; raises ClusterLost
@@ -82,8 +89,9 @@ class MarsExecutor(Executor):
         self._shut = False
         self._closed = False
         self._paces: dict[object, float] = {}  # seconds a call takes, lately, by kind
-        self._workers: Mapping[str, float] = {}
+        self._workers: Mapping[str, Worker] = {}
         self._workers_asked = -math.inf
+        self._suspects: dict[str, float] = {}  # failed a call, and when they had last spoken then
         self._loads: Counter[str] = Counter()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -119,7 +127,7 @@ class MarsExecutor(Executor):
 
     def _width(self) -> int:
         """How many parcels may be under way: enough that no processor waits for the next one."""
-        return min(MOST_PARCELS, max(1, math.ceil(2 * sum(self._workers.values()))))
+        return min(MOST_PARCELS, max(1, math.ceil(2 * sum(w.slots for w in self._workers.values()))))
 
     def _hire(self) -> None:
         """As many threads as there can be parcels."""
@@ -140,26 +148,50 @@ class MarsExecutor(Executor):
         self._end_session()
 
     def _meet_workers(self) -> None:
+        """Now and then: who is there to work."""
+        if time.monotonic() - self._workers_asked > REFRESH_SECONDS:
+            with contextlib.suppress(OSError):  # the next parcel will tell
+                self._ask_for_workers(self._desk)
+
+    def _ask_for_workers(self, desk: Desk) -> None:
+        """Mars goes on to name one that has died for a second or two. One that failed a call must speak again first."""
+        self._workers_asked = time.monotonic()
+        found = desk.workers()
         with self._lock:
-            if time.monotonic() - self._workers_asked < REFRESH_SECONDS:
-                return
-            self._workers_asked = time.monotonic()
-        with contextlib.suppress(OSError):  # the parcels will tell
-            self._workers = self._desk.workers()
+            for name, spoke in list(self._suspects.items()):
+                if name in found and found[name].spoke > spoke:
+                    del self._suspects[name]
+            self._workers = {name: worker for name, worker in found.items() if name not in self._suspects}
+
+    def _suspect(self, name: str, desk: Desk) -> None:
+        with contextlib.suppress(OSError):  # the head is gone as well, which is found out next
+            worker = desk.workers().get(name)
+            with self._lock:
+                self._suspects[name] = worker.spoke if worker is not None else 0.0
+                self._workers_asked = -math.inf
+                self._workers = {other: worker for other, worker in self._workers.items() if other != name}
 
     @contextlib.contextmanager
-    def _seat(self) -> Iterator[str | None]:
+    def _seat(self, desk: Desk) -> Iterator[str]:
         """The worker with the least to do. Mars itself would send everything that comes alone to the same one."""
-        with self._lock:
-            worker = min(self._workers, key=lambda name: self._loads[name] / self._workers[name], default=None)
-            if worker is not None:
-                self._loads[worker] += 1
+        deadline = time.monotonic() + WORKER_SECONDS
+        while (name := self._least_loaded()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no worker within {WORKER_SECONDS:.0f} s")
+            self._ask_for_workers(desk)
+            time.sleep(0 if self._workers else 0.2)
         try:
-            yield worker
+            yield name
         finally:
             with self._lock:
-                if worker is not None:
-                    self._loads[worker] -= 1
+                self._loads[name] -= 1
+
+    def _least_loaded(self) -> str | None:
+        with self._lock:
+            name = min(self._workers, key=lambda name: self._loads[name] / self._workers[name].slots, default=None)
+            if name is not None:
+                self._loads[name] += 1
+            return name
 
     def _take(self) -> list[Call]:
         """The next calls to send, all of one kind; none: this thread is done."""
@@ -231,16 +263,14 @@ class MarsExecutor(Executor):
     def _send(self, payload: bytes, desk: Desk) -> bytes:
         deadline = time.monotonic() + WORKER_SECONDS
         while True:
-            try:
-                with self._seat() as worker:
-                    return _run_at(desk, worker, payload)
-            except Exception as error:
-                # Mars says so before it runs anything: it can be tried again.
-                if type(error).__name__ not in WAITING_FOR_WORKERS or time.monotonic() > deadline:
-                    raise
-            time.sleep(0.5)
-            self._workers_asked = -math.inf
-            self._meet_workers()
+            with self._seat(desk) as name:
+                try:
+                    return _run_at(desk, name, payload)
+                except Exception as error:
+                    self._suspect(name, desk)
+                    # Mars says these before it runs anything: the call can be sent again.
+                    if type(error).__name__ not in NOT_RUN or time.monotonic() > deadline:
+                        raise
 
     def _fail(self, parcel: list[Call], desk: Desk, error: Exception) -> None:
         """A call that was sent is never sent again: it may have run. Without the session nothing else can run."""
@@ -256,7 +286,7 @@ class MarsExecutor(Executor):
             call.future.set_exception(lost)
 
 
-def _run_at(desk: Desk, worker: str | None, payload: bytes) -> bytes:
+def _run_at(desk: Desk, worker: str, payload: bytes) -> bytes:
     # The random name keeps Mars from taking two equal calls for one.
     remote = desk.spawn(_runner(), args=(payload, uuid.uuid4().hex, 4 * PARCEL_SECONDS), expect_worker=worker)
     desk.session.execute(remote, show_progress=False)

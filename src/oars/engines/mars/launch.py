@@ -23,8 +23,8 @@ import math
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
-import multiprocessing.process
 import multiprocessing.resource_tracker
+import multiprocessing.synchronize
 import os
 import secrets
 import signal
@@ -92,7 +92,8 @@ def keep_together(parts: dict[str, str], tag: str, directory: str) -> None:
     """What this process and its children make outside their memory is named so that it can be found again."""
     os.environ["TMPDIR"] = directory
     tempfile.tempdir = directory
-    multiprocessing.process.current_process()._config["semprefix"] = f"/{tag}"  # type: ignore[attr-defined]
+    names: Any = multiprocessing.synchronize.SemLock
+    names._make_name = staticmethod(lambda: f"/{tag}-{secrets.token_hex(6)}")
     sockets: Any = part(parts["oscar"], "backends.communication.socket")
     if hasattr(sockets, "TEMPDIR"):
         sockets.TEMPDIR = directory

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from oars.base.errors import ClusterLost, EngineMissing
 from oars.engines.base import Access
-from oars.engines.mars.executor import MOST_PARCELS, Desk, MarsExecutor
+from oars.engines.mars.executor import MOST_PARCELS, Desk, MarsExecutor, Worker
 
 HTTP_SECONDS = 10.0
 
@@ -82,13 +83,17 @@ def _distribution(access: Access) -> str:
     return access.env.get("OARS_MARS_DISTRIBUTION", "xorbits")
 
 
-def _workers(address: str) -> dict[str, float]:
-    """The processors of every worker that takes work."""
+def _workers(address: str) -> dict[str, Worker]:
+    """Those that Mars gives work to."""
     try:
         nodes = json.loads(_request(address, "GET", "/api/cluster/nodes?role=1&resource=1"))["nodes"]
     except (http.client.HTTPException, ValueError, KeyError) as error:
         raise OSError(f"{address} does not say who works for it: {error}") from error
-    return {name: sum(band.get("cpu_total", 0.0) for band in node["resource"].values()) for name, node in nodes.items()}
+    return {name: Worker(_processors(node), node["update_time"]) for name, node in nodes.items() if node["resource"]}
+
+
+def _processors(node: Mapping[str, Any]) -> float:
+    return max(1.0, sum(band.get("cpu_total", 0.0) for band in node["resource"].values()))
 
 
 def _is_known(address: str, session: str) -> bool:
