@@ -387,7 +387,7 @@ def test_a_terminal_shows_progress_and_colour() -> None:
 
 def test_ctrl_c_on_a_terminal_reaches_the_script_once(script: Callable[[str], str]) -> None:
     path = script(
-        "import time\nprint('begun', flush=True)\ntry: time.sleep(60)\n"
+        "import time\ntry:\n    print('begun', flush=True)\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    time.sleep(1)\n    print('tidied up')\n"
     )
     code, shown = on_terminal([OARS, "run", *TOY, "--workers", "1", path], {"begun": "\x03"})
@@ -397,7 +397,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_script_once(script: Callable[[str], st
 
 
 def test_an_interactive_shell(demo: str) -> None:
-    keys = {">>> ": "len(client.workers())\n", "\n2": "\x04"}
+    keys = {">>> ": "print('found', len(client.workers()))\n", "found 2": "\x04"}
     code, shown = on_terminal([OARS, "shell", demo], keys, PYTHON_COLORS="0")
     assert code == 0
     assert "demo: toy at toy://127.0.0.1" in shown

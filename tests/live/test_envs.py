@@ -21,7 +21,7 @@ from oars.model import Needs
 
 pytestmark = pytest.mark.live
 
-SIX = Needs("six", ("six",), ("six==1.17.0",))
+NATSORT = Needs("natsort", ("natsort",), ("natsort==8.4.0",))
 LIMIT = 60.0
 Prepare = Callable[..., PythonEnv]
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from oars.envs import Environments
 from oars.model import Needs
 environments = Environments(Path(sys.argv[1]), *sys.argv[2:])
-env = environments.prepare("toy", Needs("six", ("six",), ("six==1.17.0",)), [], print, 60.0)
+env = environments.prepare("toy", Needs("natsort", ("natsort",), ("natsort==8.4.0",)), [], print, 60.0)
 print(f"cached={env.cached}")
 """
 
@@ -44,7 +44,7 @@ def said() -> list[str]:
 
 @pytest.fixture
 def prepare(tmp_path: Path, said: list[str]) -> Prepare:
-    def call(needs: Needs = SIX, *packages: str, uv: str | None = None, timeout: float = LIMIT) -> PythonEnv:
+    def call(needs: Needs = NATSORT, *packages: str, uv: str | None = None, timeout: float = LIMIT) -> PythonEnv:
         return Environments(tmp_path, uv).prepare("toy", needs, packages, said.append, timeout)
 
     return call
@@ -89,26 +89,25 @@ def left(tmp_path: Path) -> list[str]:
 
 def test_built_once_then_used(prepare: Prepare, tmp_path: Path, said: list[str]) -> None:
     env = prepare()
-    assert (env.version, env.cached) == ("1.17.0", False)
-    out = subprocess.run(
-        [env.python, "-c", "import six; print(six.__version__)"], capture_output=True, text=True, timeout=30, check=True
-    )
-    assert out.stdout == "1.17.0\n"
+    assert (env.version, env.cached) == ("8.4.0", False)
+    show = [env.python, "-c", "import natsort; print(natsort.__version__)"]
+    out = subprocess.run(show, capture_output=True, text=True, timeout=30, check=True)
+    assert out.stdout == "8.4.0\n"
     assert any("resolved 1 package" in line for line in said) and said[-1].startswith("the toy environment: ready")
     started = time.monotonic()
     assert prepare() == PythonEnv(env.python, env.version, env.key, cached=True)
     assert time.monotonic() - started < 0.5
     assert left(tmp_path) == [env.key]
-    assert list(env.python.parents[1].rglob("__pycache__/six*.pyc"))
+    assert list(env.python.parents[1].rglob("__pycache__/natsort*.pyc"))
 
 
 def test_the_engine_of_the_running_python_keeps_its_version(prepare: Prepare) -> None:
     here = Needs("iniconfig", ("iniconfig",), ("iniconfig==2.0.0",))
     assert version("iniconfig") != "2.0.0"
-    env = prepare(here, "six")
+    env = prepare(here, "natsort")
     assert env.version == version("iniconfig") and env.key
     info = cache.look(env.python.parents[1])
-    assert info is not None and info.packages == ("six",)
+    assert info is not None and info.packages == ("natsort",)
 
 
 def test_built_without_isolation_after_what_it_needs(prepare: Prepare, tmp_path: Path) -> None:
@@ -116,9 +115,9 @@ def test_built_without_isolation_after_what_it_needs(prepare: Prepare, tmp_path:
     source.mkdir()
     (source / "tiny.py").write_text("")
     (source / "setup.py").write_text(
-        "import six\nfrom setuptools import setup\nsetup(name='tiny', py_modules=['tiny'])\n"
+        "import natsort\nfrom setuptools import setup\nsetup(name='tiny', py_modules=['tiny'])\n"
     )
-    tools = ("setuptools<80", "wheel", "six")
+    tools = ("setuptools<80", "wheel", "natsort")
     with pytest.raises(EnvironmentFailed, match="could not be built"):
         prepare(Needs("tiny", ("tiny",), (str(source),)))
     assert prepare(Needs("tiny", ("tiny",), (str(source),), build_requirements=tools)).version == "0.0.0"
@@ -126,9 +125,10 @@ def test_built_without_isolation_after_what_it_needs(prepare: Prepare, tmp_path:
 
 def test_a_damaged_one_is_built_again(prepare: Prepare) -> None:
     env = prepare()
-    next(env.python.parents[1].rglob("six.py")).unlink()
+    assert not env.cached, "the running Python must not be damaged: the package must be one that it lacks"
+    next(env.python.parents[1].rglob("natsort/__init__.py")).unlink()
     assert not prepare().cached
-    subprocess.run([env.python, "-c", "import six"], timeout=30, check=True)
+    subprocess.run([env.python, "-c", "import natsort"], timeout=30, check=True)
 
 
 def test_several_processes_build_it_once(tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_several_processes_build_it_once(tmp_path: Path) -> None:
     [
         (("oars-no-such-package-xyz",), "there is no package 'oars-no-such-package-xyz'"),
         (("colorama==99.0",), "no colorama==99.0"),
-        (("six==1.16.0",), "cannot be installed together"),
+        (("natsort==8.3.1",), "cannot be installed together"),
         (("bad name!!",), "'bad name!!' is not a package requirement"),
     ],
 )
 def test_packages_that_cannot_be(prepare: Prepare, tmp_path: Path, packages: tuple[str, ...], words: str) -> None:
     with pytest.raises(EnvironmentFailed) as caught:
-        prepare(SIX, *packages)
+        prepare(NATSORT, *packages)
     assert words in caught.value.message and caught.value.hint and caught.value.details
     assert left(tmp_path) == []
 
@@ -170,22 +170,22 @@ def test_no_network(prepare: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_an_engine_that_does_not_bring_its_modules(prepare: Prepare, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="installed without no_such_module"):
-        prepare(Needs("six", ("no_such_module",), ("six==1.17.0",)))
+        prepare(Needs("natsort", ("no_such_module",), ("natsort==8.4.0",)))
     assert left(tmp_path) == []
 
 
 def test_no_python_that_fits(prepare: Prepare) -> None:
     with pytest.raises(EnvironmentFailed, match="needs Python <3"):
-        prepare(Needs("six", ("six",), ("six",), python="<3"))
+        prepare(Needs("natsort", ("natsort",), ("natsort",), python="<3"))
 
 
 def test_another_python_on_the_machine_is_found(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
     running = f"=={sys.version.split('.')[0]}.{sys.version.split('.')[1]}"
-    env = prepare(Needs("six", ("six",), ("six==1.17.0",), python=running))
-    assert env.version == "1.17.0"
+    env = prepare(Needs("natsort", ("natsort",), ("natsort==8.4.0",), python=running))
+    assert env.version == "8.4.0"
     monkeypatch.setattr(program, "run", None)  # the second time uv is not asked
-    assert prepare(Needs("six", ("six",), ("six==1.17.0",), python=running)).cached
+    assert prepare(Needs("natsort", ("natsort",), ("natsort==8.4.0",), python=running)).cached
 
 
 def test_a_deadline(
@@ -217,7 +217,7 @@ def test_called_off_from_another_thread(slow_uv: Path, tmp_path: Path) -> None:
 
     def build() -> None:
         try:
-            environments.prepare("toy", SIX, [], lambda line: None, LIMIT)
+            environments.prepare("toy", NATSORT, [], lambda line: None, LIMIT)
         except OarsError as error:
             caught.append(error)
 

@@ -67,8 +67,8 @@ class TestShape:
 
     def test_everything_binds_the_member_s_own_address(self) -> None:
         shape = engine.shape(spec())
-        assert option(shape.head.process, "--host") == "$(host)"
-        assert option(shape.head.process, "--dashboard-address") == "$(host):$(port.dashboard)"
+        assert option(shape.head.process, "--host") == "$(bind)"
+        assert option(shape.head.process, "--dashboard-address") == "$(bind):$(port.dashboard)"
         assert option(shape.workers[0].process, "--host") == "$(host)"
         assert option(shape.workers[0].process, "--dashboard-address") == "$(host):0"
 

@@ -2,11 +2,10 @@
 
     {"op": "drain", "names": […], "seconds": s, "force": bool}  → {"ok": {name: "" (empty, gone) | what it waits for}}
 
-Dask's own `retire_workers` moves results, but runs started tasks a second time elsewhere, and loses results whose only
-copies are on two workers that retire together. So it is used for moving only. What decides runs inside the scheduler,
-where nothing can change between looking at a worker and letting it go. A worker that is let go is out of the
-scheduler's books; its process is ended by whoever asked. One that is not is in service again afterwards, also if
-whoever asked goes away meanwhile.
+Dask's own `retire_workers` moves results, but does not wait for running tasks: they run a second time elsewhere. So it
+is used for moving only. What decides runs inside the scheduler, where nothing can change between looking at a worker
+and letting it go. A worker that is let go is out of the scheduler's books; its process is ended by whoever asked. One
+that is not is in service again afterwards, also if whoever asked goes away meanwhile.
 """
 
 from __future__ import annotations
@@ -37,41 +36,43 @@ async def empty(names: list[str], seconds: float, force: bool, dask_scheduler: A
     found = {str(ws.name): ws for ws in dask_scheduler.workers.values() if str(ws.name) in names}
     waits = {name: actors(ws) for name, ws in found.items() if ws.actors and not force}
     left = {name: ws for name, ws in found.items() if name not in waits}
-    before = {name: ws.status.name for name, ws in left.items()}
     for ws in left.values():
         change_status(dask_scheduler, ws, CLOSING)
     try:
         started = await asyncio.gather(*(tasks_started(dask_scheduler, ws) for ws in left.values()))
         running = dict(zip(left, started, strict=True))
-        waits |= await empty_closing(dask_scheduler, left, running, seconds)
-        if force:
-            for ws in left.values():
-                await let_go(dask_scheduler, ws)
-            left, waits = {}, {}
+        return waits | await empty_closing(dask_scheduler, left, running, seconds)
     finally:
-        for name, ws in left.items():
-            back_in_service(dask_scheduler, ws, before[name])
-    return waits
+        for ws in left.values():
+            if force:
+                await let_go(dask_scheduler, ws)
+            else:
+                back_in_service(dask_scheduler, ws)
 
 
 async def empty_closing(s: Any, left: dict[str, Any], started: dict[str, Any], seconds: float) -> dict[str, str]:
-    """Those of `left` that are let go are taken out of it; what the others wait for is returned."""
+    """What they wait for. Those that are let go are taken out of `left`. One for which waiting is in vain waits no
+    longer: it is of more use in service."""
     deadline, (pause, longest) = time.monotonic() + seconds, PAUSES
-    while True:
-        for name, ws in left.items():
+    waits: dict[str, str] = {}
+    waiting = dict(left)
+    while waiting:
+        for name, ws in waiting.items():
             hand_over_queue(s, ws, started[name])
-        await move_results(s, list(left.values()), deadline - time.monotonic())
-        waits, hopeless = {}, True
-        for name, ws in list(left.items()):
+        await move_results(s, list(waiting.values()), deadline - time.monotonic())
+        for name, ws in list(waiting.items()):
             waits[name], in_vain = obstacle(s, ws, started[name])
-            hopeless = hopeless and in_vain
             if not waits[name]:
                 await let_go(s, ws)
-                del left[name], waits[name]
-        if not left or hopeless or time.monotonic() + pause > deadline:
-            return waits
+                del left[name], waiting[name]
+            elif in_vain:
+                back_in_service(s, ws)
+                del waiting[name]
+        if not waiting or time.monotonic() + pause > deadline:
+            break
         await asyncio.sleep(pause)
         pause = min(longest, pause * 1.5)
+    return waits
 
 
 def change_status(s: Any, ws: Any, status: str) -> None:
@@ -85,10 +86,10 @@ def tell_status(s: Any, ws: Any, status: str, stimulus: str) -> None:
     s.stream_comms[ws.address].send({"op": "worker-status-change", "status": status, "stimulus_id": stimulus})
 
 
-def back_in_service(s: Any, ws: Any, status: str) -> None:
+def back_in_service(s: Any, ws: Any) -> None:
     """The worker changes first and tells the scheduler, as Dask does it when a retirement fails."""
     if s.workers.get(ws.address) is ws and ws.status.name == CLOSING:
-        tell_status(s, ws, status if status != CLOSING else "running", f"oars-{status}-{time.time()}")
+        tell_status(s, ws, "running", f"oars-running-{time.time()}")
 
 
 async def tasks_started(s: Any, ws: Any) -> Any:
@@ -161,6 +162,8 @@ def obstacle(s: Any, ws: Any, started: Any) -> tuple[str, bool]:
         return "it was put back in service", True
     if started is None:
         return f"it did not say within {ANSWER_SECONDS:.0f} s what it runs", True
+    if ws.actors:
+        return actors(ws), True
     running = [task for task in ws.processing if task.key in started]
     if running:
         return f"{count(running, 'running task')} ({named(running)})", False
@@ -193,13 +196,14 @@ def named(tasks: Any) -> str:
 
 
 async def let_go(s: Any, ws: Any) -> None:
-    await s.remove_worker(ws.address, expected=True, close=False, stimulus_id=f"oars-drained-{time.time()}")
+    if s.workers.get(ws.address) is ws:
+        await s.remove_worker(ws.address, expected=True, close=False, stimulus_id=f"oars-drained-{time.time()}")
 
 
 async def put_back(names: list[str], dask_scheduler: Any) -> None:
     for ws in dask_scheduler.workers.values():
         if str(ws.name) in names:
-            back_in_service(dask_scheduler, ws, "running")
+            back_in_service(dask_scheduler, ws)
 
 
 # Beside it.
@@ -217,7 +221,7 @@ async def answer(scheduler: Any, request: dict[str, Any]) -> Any:
     force = request["force"]
     seconds = min(request["seconds"], FORCE_SECONDS) if force else request["seconds"]
     waits = await run_inside(scheduler, empty, names=request["names"], seconds=seconds, force=force)
-    return {name: waits.get(name, "") for name in request["names"]}
+    return {name: "" if force else waits.get(name, "") for name in request["names"]}
 
 
 async def serve(scheduler: Any, line: bytes, end: asyncio.Task[bytes]) -> None:

@@ -82,9 +82,9 @@ def _head(spec: ClusterSpec) -> Group:
     arguments = (
         "scheduler",
         "--protocol", spec.dask.protocol,
-        "--host", "$(host)",
+        "--host", "$(bind)",
         "--port", "$(port.client)",
-        "--dashboard-address", "$(host):$(port.dashboard)",
+        "--dashboard-address", "$(bind):$(port.dashboard)",
         "--preload", "$(file.oars_scheduler.py)",
         *_preloads(spec),
     )  # fmt: skip

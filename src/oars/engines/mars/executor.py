@@ -254,7 +254,9 @@ class MarsExecutor(Executor):
                 if not self._lost:
                     return self._desk
                 try:
-                    self._desk, self._lost, self._workers_asked = self._desk.renew(), False, -math.inf
+                    self._desk, self._lost = self._desk.renew(), False
+                    self._workers, self._workers_asked = {}, -math.inf
+                    self._suspects.clear()
                 except ClusterLost:
                     if time.monotonic() > deadline:
                         raise

@@ -93,7 +93,7 @@ def _workers(address: str) -> dict[str, Worker]:
 
 
 def _processors(node: Mapping[str, Any]) -> float:
-    return max(1.0, sum(band.get("cpu_total", 0.0) for band in node["resource"].values()))
+    return max(1.0, sum(float(band.get("cpu_total", 0.0)) for band in node["resource"].values()))
 
 
 def _is_known(address: str, session: str) -> bool:
