@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -140,15 +141,15 @@ class Store:
             raise Denied(f"May not read {self.clusters}.", "Check its owner, or set OARS_STATE_DIR.") from error
         return found
 
-    def create(self, intent: Intent, secrets: Mapping[str, bytes]) -> ClusterDir:
+    def create(self, intent: Intent, private: Mapping[str, bytes]) -> ClusterDir:
         """A new cluster's directory, complete or not at all."""
         self.open()
         directory = self.cluster(intent.name)
-        temporary = ClusterDir(self.root / f"new-{intent.name}-{os.getpid()}")
+        temporary = ClusterDir(self.root / f"new-{intent.name}-{secrets.token_hex(4)}")
         try:
             for path in (temporary.path, temporary.secrets, temporary.logs, temporary.members):
                 path.mkdir(mode=0o700)
-            for name, data in secrets.items():
+            for name, data in private.items():
                 _write_secret(temporary.secrets / name, data)
             write_json(temporary.intent_file, asdict(intent))
             temporary.path.rename(directory.path)

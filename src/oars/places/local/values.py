@@ -16,6 +16,6 @@ def member_values(directory: ClusterDir, book: Book, entry: Entry, process: Proc
     values["incarnation"] = str(entry.incarnation)
     values |= {f"port.{name}": str(port) for name, port in entry.ports.items()}
     values |= {f"head.{name}": str(port) for name, port in (head.ports if head else {}).items()}
-    values |= {f"secret.{path.name}": str(path) for path in directory.secrets.iterdir()}
+    values |= {f"secret.{path.name}": str(path) for path in directory.secrets.glob("*")}
     values |= {f"file.{name}": str(scratch / "files" / name) for name in process.files}
     return values
