@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import click
@@ -12,32 +12,7 @@ from click.shell_completion import CompletionItem
 import oars
 from oars.base.words import suggest
 from oars.cli import fail
-
-# name → where the command is, and the line that `oars --help` shows for it
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "run": ("oars.cli.run:run", "Start a cluster, run a script on it, stop it."),
-    "up": ("oars.cli.up:up", "Start a cluster that stays."),
-    "ls": ("oars.cli.ls:ls", "List clusters."),
-    "status": ("oars.cli.status:status", "Show one cluster and its members."),
-    "scale": ("oars.cli.scale:scale", "Change the number of workers."),
-    "logs": ("oars.cli.logs:logs", "Show or follow the logs of members."),
-    "shell": ("oars.cli.shell:shell", "Open Python with the client connected."),
-    "exec": ("oars.cli.shell:execute", "Run a command that finds the cluster."),
-    "why": ("oars.cli.why:why", "Say what is wrong and what to do."),
-    "down": ("oars.cli.down:down", "Stop clusters and remove all that is theirs."),
-    "doctor": ("oars.cli.doctor:doctor", "Check this machine."),
-    "env": ("oars.cli.env:env", "List, build and remove cached environments."),
-    "config": ("oars.cli.config:config", "Show the settings in effect."),
-    "completion": ("oars.cli.completion:completion", "Print a completion script for your shell."),
-    "version": ("oars.cli.version:version", "Show the version."),
-}
-
-EXAMPLES = """\b
-Examples:
-  oars run train.py --engine ray --workers 4
-  oars up demo --engine dask --workers 3
-  oars status demo
-  oars down demo"""
+from oars.cli.table import COMMANDS, help_page
 
 
 class LazyGroup(click.Group):
@@ -57,9 +32,8 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         raise click.UsageError(f"No such command {name!r}.{suggest(name, COMMANDS)}", ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+    def get_help(self, ctx: click.Context) -> str:
+        return help_page()
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("-"):
@@ -68,7 +42,7 @@ class LazyGroup(click.Group):
         return [CompletionItem(name, help=line) for name, line in found]
 
 
-@click.group(cls=LazyGroup, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(oars.__version__, prog_name="oars", message="%(prog)s %(version)s")
 def cli() -> None:
     """Dask, Ray and Mars clusters, wherever you are."""

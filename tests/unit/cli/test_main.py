@@ -12,7 +12,8 @@ import click
 import pytest
 
 from oars.cli import fail
-from oars.cli.main import COMMANDS, _call, cli
+from oars.cli.main import _call, cli
+from oars.cli.table import COMMANDS
 
 EVERY_COMMAND = [[name] for name in COMMANDS] + [["env", "ls"], ["env", "rm"], ["config", "show"]]
 HEAVY = {"pydantic", "yaml", "rich", "asyncio", "cryptography", "oars.client", "oars.engines", "oars.spec"}
