@@ -90,7 +90,7 @@ def left(tmp_path: Path) -> list[str]:
 def test_built_once_then_used(prepare: Prepare, tmp_path: Path, said: list[str]) -> None:
     env = prepare()
     assert (env.version, env.cached) == ("8.4.0", False)
-    show = [env.python, "-c", "import natsort; print(natsort.__version__)"]
+    show = [str(env.python), "-c", "import natsort; print(natsort.__version__)"]
     out = subprocess.run(show, capture_output=True, text=True, timeout=30, check=True)
     assert out.stdout == "8.4.0\n"
     assert any("resolved 1 package" in line for line in said) and said[-1].startswith("the toy environment: ready")
