@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from oars.base.errors import ClusterLost, EngineUnreachable
+from oars.base.errors import ClusterLost, EngineMissing, EngineUnreachable
 
 if TYPE_CHECKING:
     from oars.engines.base import Access
@@ -38,12 +38,15 @@ def disconnect(client: Any) -> None:
 
 
 def executor(access: Access) -> Executor:
-    return DaskExecutor(_client(access, set_as_default=False), access.name)
+    return DaskExecutor(partial(_client, access, set_as_default=False), access.name)
 
 
 def _client(access: Access, *, set_as_default: bool) -> Any:
-    import distributed
-
+    try:
+        import distributed
+    except ImportError as error:
+        hint = "Install it with `pip install 'oars[dask]'`, or use `oars run`."
+        raise EngineMissing(f"This Python cannot import distributed: {error}.", hint) from error
     make: Any = distributed.Client
     security = _security(access.env)
     try:
@@ -73,8 +76,10 @@ class DaskExecutor(Executor):
     A future of Dask is only touched in the client's event loop; the lock guards what callers touch as well.
     """
 
-    def __init__(self, client: Any, cluster: str) -> None:
-        self._client = client
+    def __init__(self, connect: Callable[[], Any], cluster: str) -> None:
+        self._connect = connect
+        self._client = connect()
+        self._stale = False  # the scheduler it was connected to is gone
         self._cluster = cluster
         self._lock = threading.Lock()
         self._open: dict[Future[Any], Any] = {}  # → the future of Dask, once sent
@@ -131,8 +136,14 @@ class DaskExecutor(Executor):
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        if self._client.status in ("closing", "closed"):
-            raise self._lost()
+        if self._stale or self._client.status in ("closing", "closed"):
+            self._renew()
+
+    def _renew(self) -> None:
+        """Dask's client connects again by itself, but over TLS it may fail to, for good (2026.8); a new one is sure."""
+        fresh = self._connect()
+        old, self._client, self._stale = self._client, fresh, False
+        threading.Thread(target=disconnect, args=(old,), daemon=True).start()
 
     def _follow(self, futures: list[Future[Any]]) -> None:
         with self._lock:
@@ -218,6 +229,7 @@ class DaskExecutor(Executor):
             _settle(future, error=otherwise)
 
     def _lost(self) -> ClusterLost:
+        self._stale = True
         return ClusterLost(
             f"The connection to the Dask scheduler of {self._cluster} was lost, and what it was computing with it.",
             f"`oars why {self._cluster}` says why. If the cluster is to go on, submit it again.",
