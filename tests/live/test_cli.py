@@ -397,7 +397,7 @@ def test_ctrl_c_on_a_terminal_reaches_the_script_once(script: Callable[[str], st
 
 
 def test_an_interactive_shell(demo: str) -> None:
-    keys = {">>> ": "print('found', len(client.workers()))\n", "found 2": "\x04"}
+    keys = {">>> ": "print('found', len(client.workers()))\n", "found 2": "exit()\n"}
     code, shown = on_terminal([OARS, "shell", demo], keys, PYTHON_COLORS="0")
     assert code == 0
     assert "demo: toy at toy://127.0.0.1" in shown
