@@ -25,12 +25,12 @@ CACHE = os.environ.get("OARS_CACHE_DIR") or str(Path.home() / ".cache/oars")
 def own_state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A state directory of the test's own, and afterwards no process, shared memory or temporary file of its making.
 
-    Unit tests start nothing, the lab has checks of its own, and so has the contract of engines: its cluster lives for
-    a whole class."""
+    Unit tests start nothing, the lab has checks of its own, and so have classes with one cluster for all their tests:
+    their fixture `state` looks when the class is done."""
     state = tmp_path / "state"
     monkeypatch.setenv("OARS_STATE_DIR", str(state))
     monkeypatch.setenv("OARS_CACHE_DIR", CACHE)
-    if request.node.path.parent.name not in CHECKED or request.node.path.name == "test_engines.py":
+    if request.node.path.parent.name not in CHECKED or "state" in request.fixturenames:
         yield state
         return
     before = files()
