@@ -195,7 +195,7 @@ class Environments:
         return PythonEnv(cache.python_of(env), info.version, info.key, cached=False)
 
     def _install(self, order: _Order, env: Path, lock: int, watch: Watch) -> None:
-        uv, needs = self._uv(), order.needs
+        uv, needs, variables = self._uv(), order.needs, dict[str, str]()
         watch.progress(f"{watch.what}: building it with Python {order.python} (once; it is kept)")
         create = [uv, "venv", "--no-project", "--no-python-downloads", "--python", order.interpreter, str(env)]
         program.run(create, self._envs, lock, watch, "being created")
@@ -203,7 +203,12 @@ class Environments:
         if needs.build_requirements:
             program.run([*install, "--", *needs.build_requirements], self._envs, lock, watch, "resolving build tools")
             install.append("--no-build-isolation")
-        program.run([*install, "--", *needs.requirements, *order.packages], self._envs, lock, watch, "resolving")
+            # Setuptools compiles one file after the other unless a file that it reads says otherwise.
+            settings = env / "build.cfg"
+            settings.write_text(f"[build_ext]\nparallel = {os.cpu_count() or 1}\n")
+            variables["DIST_EXTRA_CONFIG"] = str(settings)
+        wanted = [*install, "--", *needs.requirements, *order.packages]
+        program.run(wanted, self._envs, lock, watch, "resolving", variables)
 
     def _uv(self) -> str:
         uv = self._given_uv or _packaged_uv() or shutil.which("uv")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +73,14 @@ class Failed(Exception):
         self.lines = lines
 
 
-def run(argv: Sequence[str], directory: Path, lock: int, watch: Watch, doing: str) -> list[str]:
+def run(
+    argv: Sequence[str],
+    directory: Path,
+    lock: int,
+    watch: Watch,
+    doing: str,
+    variables: Mapping[str, str] | None = None,
+) -> list[str]:
     """Run uv to its end and return its lines. `lock` is handed on: as long as uv lives, it is held."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv],
@@ -81,6 +88,7 @@ def run(argv: Sequence[str], directory: Path, lock: int, watch: Watch, doing: st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=directory,
+        env=os.environ | dict(variables or {}),
         pass_fds=(lock,),
         start_new_session=True,
     )
