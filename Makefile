@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check unit envs contract live lab lab-test bench docs clean
+.PHONY: help setup demo test check unit envs contract live lab lab-build lab-test bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,10 @@ live: envs ## real engines as processes
 lab: setup ## a real Kubernetes on this machine, for tests (as root; the first time takes a quarter of an hour)
 	$(BIN)/python -m lab up
 
-lab-test: setup ## the lab's own tests
+lab-build: setup ## what the lab is made of, once (a test would not have the time)
+	$(BIN)/python -m lab build
+
+lab-test: lab-build ## the lab's own tests
 	$(BIN)/python -m pytest -p lab.fixtures tests/lab
 
 # Each half waits a lot, the one for engines and the other for Kubernetes, so they run side by side;

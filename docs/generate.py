@@ -28,6 +28,9 @@ BLOCKS: tuple[tuple[str, type[cluster.Part]], ...] = (
     ("spec.head", cluster.Head),
     ("spec.workers[]", cluster.WorkerGroup),
     ("spec.drain", cluster.DrainPolicy),
+    ("spec.namespace", cluster.NamespaceBlock),
+    ("spec.expose", cluster.Expose),
+    ("spec.lifetime", cluster.Lifetime),
     ("spec.dask", cluster.DaskBlock),
     ("spec.ray", cluster.RayBlock),
     ("spec.mars", cluster.MarsBlock),
@@ -65,7 +68,7 @@ How amounts are written:
 | time | `90`, `30s`, `2m`, `1h30m` |
 
 A name has at most 53 lower-case letters, digits and `-`, and starts with a letter. A member that is given no memory
-gets an equal share of four fifths of the machine, 4Gi at most.
+gets an equal share of four fifths of the machine, 4Gi at most; on Kubernetes a head gets 1Gi and a worker 2Gi.
 """
 
 BENCH_HEAD = f"""{NOTE}

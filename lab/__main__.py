@@ -1,4 +1,4 @@
-"""The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|doctor."""
+"""The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|build|doctor."""
 
 # ruff: noqa: T201 - what it prints is its answer
 
@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from lab import build, needs, settings
 from lab.cluster import Lab
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("component", nargs="?")
     logs.add_argument("-n", "--lines", type=int, default=20)
     commands.add_parser("kubectl", help="kubectl, on this lab")
+    commands.add_parser("build", help="build all programs and images that are not in the cache, and start nothing")
     images = commands.add_parser("images", help="build and import the images; print their names")
     images.add_argument("names", nargs="*")
     return parser
@@ -112,6 +114,18 @@ def _kubectl(lab: Lab, words: argparse.Namespace) -> int:
     os.execve(program, ["kubectl", *words.words], os.environ | {"KUBECONFIG": str(lab.settings.kubeconfig)})
 
 
+def _build(lab: Lab, _: argparse.Namespace) -> int:
+    """Programs and images side by side: the ones wait for compilers while the others wait for downloads."""
+    from lab.images import catalogue
+
+    needs.install(build.complete(lab.settings.cache), _say)
+    with ThreadPoolExecutor(2) as pool:
+        programs = pool.submit(build.programs, lab.settings.cache, _say)
+        catalogue.provide(lab, list(catalogue.IMAGES))
+        programs.result()
+    return 0
+
+
 def _images(lab: Lab, words: argparse.Namespace) -> int:
     from lab.images import catalogue
 
@@ -130,6 +144,7 @@ COMMANDS: dict[str, Callable[[Lab, argparse.Namespace], int]] = {
     "logs": _logs,
     "kubectl": _kubectl,
     "images": _images,
+    "build": _build,
 }
 
 if __name__ == "__main__":

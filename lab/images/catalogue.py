@@ -1,5 +1,6 @@
 """Which images there are, and bringing them to the node."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,16 @@ if TYPE_CHECKING:
     from lab.cluster import Lab
 
 # image -> tag: the version of what it holds
-IMAGES = {"base": "1", "dask": "2026.8.0", "ray": "2.60.0", "mars-xorbits": "0.8.2", "mars-pymars": "0.10.0"}
+IMAGES = {
+    "base": "1",
+    "dask": "2026.8.0",
+    "ray": "2.60.0",
+    "mars-xorbits": "0.8.2",
+    "mars-pymars": "0.10.0",
+    "operator": "dev",
+}
+# Of an image that changes with every edit so many are kept: whoever imports one now has it.
+KEPT = 3
 
 _PATH = "PATH=/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _RUNTIME = archive.Runtime(user="1000:1000", env=(_PATH, "LANG=C.UTF-8"), folder="/home/oars")
@@ -42,7 +52,17 @@ def _archive(lab: "Lab", name: str, ref: str) -> Path:
     def make(folder: Path) -> None:
         archive.write(folder / "image.tar", ref, stack, _RUNTIME)
 
-    return cache.kept(lab.settings.cache, f"image-{name}", key, make) / "image.tar"
+    found = cache.kept(lab.settings.cache, f"image-{name}", key, make)
+    if name == "operator":
+        _forget(found)
+    return found / "image.tar"
+
+
+def _forget(newest: Path) -> None:
+    """Delete the oldest of an image, but for a few and the one that is wanted now."""
+    others = [path for path in newest.parent.iterdir() if path not in (newest, newest.parent / "draft")]
+    for old in sorted(others, key=lambda path: path.stat().st_mtime)[: -(KEPT - 1)]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _bring(lab: "Lab", tar: Path, ref: str) -> None:

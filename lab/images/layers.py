@@ -1,4 +1,4 @@
-"""The layers images are stacked from: the Debian base, and one environment per engine.
+"""The layers images are stacked from: the Debian base, one environment per engine, and Oars itself for the operator.
 
 Each is made in a chroot, so what the machine itself has installed does not matter.
 """
@@ -13,6 +13,7 @@ from lab import cache
 from lab.run import run
 
 FOLDER = Path(__file__).parent
+CHECKOUT = FOLDER.parent.parent
 UV = "uv==0.9.5"
 # Not compiled for this Python by anyone else: built from source first.
 COMPILED = {"mars-pymars"}
@@ -25,7 +26,8 @@ def of(store: Path, name: str, say: Say) -> list[Path]:
     base = _system(store, "base", say)
     if name == "base":
         return [base / "layer.tar"]
-    return [base / "layer.tar", _engine(store, name, base, say) / "layer.tar"]
+    stack = [base / "layer.tar", _engine(store, name, base, say) / "layer.tar"]
+    return [*stack, _oars(store, base, say) / "layer.tar"] if name == "operator" else stack
 
 
 def _system(store: Path, name: str, say: Say) -> Path:
@@ -61,6 +63,29 @@ def _engine(store: Path, name: str, base: Path, say: Say) -> Path:
 
     key = cache.digest([base.name.encode(), requirements, *(script.read_bytes() for script in scripts)])
     return cache.kept(store, f"engine-{name}", key, make)
+
+
+def _oars(store: Path, base: Path, say: Say) -> Path:
+    """Oars, from this checkout: a layer of its own, as it is another one after every edit."""
+    script = FOLDER / "oars.sh"
+    sources = [path for path in sorted((CHECKOUT / "src").rglob("*")) if _is_source(path)]
+
+    def make(folder: Path) -> None:
+        say("building Oars for the operator's image")
+        share = _share(store, folder, b"")
+        run([share / "bin/uv", "build", "--quiet", "--wheel", "--out-dir", share / "wheels", CHECKOUT], 300)
+        _in_chroot(base, folder / "changes", share, script.name)
+        _tar(folder / "changes", folder / "layer.tar")
+        for leftover in ("changes", "share"):
+            shutil.rmtree(folder / leftover, ignore_errors=True)
+
+    contents = [part for path in sources for part in (str(path.relative_to(CHECKOUT)).encode(), path.read_bytes())]
+    recipe = [base.name.encode(), script.read_bytes(), (CHECKOUT / "pyproject.toml").read_bytes()]
+    return cache.kept(store, "oars", cache.digest([*recipe, *contents]), make)
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
 
 
 def _share(store: Path, folder: Path, requirements: bytes) -> Path:

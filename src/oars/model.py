@@ -39,6 +39,16 @@ class Port:
 
     name: str
     default: int
+    served: bool = True  # others find it by the head's name; False: only members use it, by address
+    alias: str = ""  # its name in a Service, where users of the engine know it by another
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Where a member says that it is there: a page that answers 200 or, without a path, a port that is open."""
+
+    port: str
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Process:
     # that are forked from one Python. Other differences make the place start the program afresh.
     late_env: tuple[str, ...] = ()
     stop: Stop = Stop()
+    probe: Probe | None = None
     # Glob patterns of what a killed process leaves outside $(dir), e.g. shared memory; may use $(pid).
     litter: tuple[str, ...] = ()
 
@@ -76,6 +87,7 @@ class Resources:
     cpu: float = 1.0
     memory: int | None = None
     gpu: int = 0
+    shared_memory: int = 0  # bytes it needs in /dev/shm; part of memory
 
 
 @dataclass(frozen=True)
@@ -95,9 +107,12 @@ class Shape:
 
     head: Group
     workers: tuple[Group, ...]
-    endpoints: Mapping[str, str]  # "client", "dashboard"
+    endpoints: Mapping[str, str]  # "client", "dashboard"; "outside": the client's, where no member can be dialled
     secrets: tuple[str, ...] = ()  # kinds the cluster needs: "tls" (ca.pem, cert.pem, key.pem), "token"
+    image: str = ""  # that its users usually take, where images are
+    asks: bool = False  # its live half has questions for a script beside the head (Wire.ask)
     driver_env: Mapping[str, str] = field(default_factory=dict)  # makes the engine's own words find the cluster
+    outside_env: Mapping[str, str] = field(default_factory=dict)  # the same, over it, where "outside" is the address
 
 
 @dataclass(frozen=True)
@@ -136,12 +151,14 @@ class Member:
     group: str
     state: MemberState
     incarnation: str = ""  # changes with every start
-    head: str = ""  # the head's incarnation when it was started
+    head: str = ""  # the head's incarnation when it was started; places that heal: how many heads came before (of the
+    # head itself: its incarnation, which also changes when it is started again in place)
     started: float = 0.0
     pid: int | None = None
     address: str = ""
     reason: str = ""  # for Waiting and Exited: short, such as "killed by SIGKILL"
     tail: tuple[str, ...] = ()  # last log lines, for Exited
+    answers: bool = True  # False: the place's own probe says that it does not (yet)
 
 
 @dataclass(frozen=True)
@@ -171,6 +188,8 @@ class Notes:
 
     retiring: Mapping[MemberId, Retiring] = field(default_factory=dict)
     failures: Mapping[MemberId, Failure] = field(default_factory=dict)
+    head: str = ""  # places that heal: the incarnation of the head that the workers serve
+    head_changes: int = 0  # and how many there were before it
 
     def with_retiring(self, retiring: Mapping[MemberId, Retiring]) -> Notes:
         return replace(self, retiring=dict(retiring))
@@ -183,6 +202,7 @@ class Observed:
     members: tuple[Member, ...] = ()
     notes: Notes = Notes()
     heals: bool = False
+    causes: tuple[Cause, ...] = ()  # what the place itself knows of why something is not as wanted
 
     def member(self, wanted: MemberId) -> Member | None:
         return next((m for m in self.members if m.id == wanted), None)
@@ -210,7 +230,8 @@ class View:
 
 @dataclass(frozen=True)
 class Ensure:
-    """These members of the group shall run; those that do are left alone. Places that heal only count them."""
+    """These members of the group shall run; those that do are left alone. Places that heal count them, and see to it
+    that all that belongs to the group is there and as described."""
 
     group: Group
     members: tuple[MemberId, ...]

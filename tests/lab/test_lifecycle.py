@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def own_lab() -> Iterator[Lab]:
     """A lab of this test alone, in a directory of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="oars-lab-"))
+    folder = Path(tempfile.mkdtemp(prefix="lab-"))
     lab = Lab(settings.load(str(folder / "lab")))
     try:
         yield lab

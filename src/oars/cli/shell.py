@@ -16,7 +16,7 @@ from oars.cli import running
 from oars.cli.options import kept, name_argument
 
 if TYPE_CHECKING:
-    from oars.client.kept import Driver
+    from oars.client.home import Driver
 
 STARTUP = Path(__file__).with_name("startup.py")
 _READ_STDIN = "import sys; exec(compile(open(sys.argv.pop(1)).read(), 'oars shell', 'exec'))"

@@ -16,6 +16,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "exec": ("oars.cli.shell:execute", "Run a command that finds the cluster."),
     "why": ("oars.cli.why:why", "Say what is wrong and what to do."),
     "down": ("oars.cli.down:down", "Stop clusters and remove all that is theirs."),
+    "operator": ("oars.cli.operator:operator", "Install and run the Kubernetes operator."),
+    "rbac": ("oars.cli.rbac:rbac", "Print the Kubernetes rights that Oars needs."),
     "doctor": ("oars.cli.doctor:doctor", "Check this machine."),
     "env": ("oars.cli.env:env", "List, build and remove cached environments."),
     "config": ("oars.cli.config:config", "Show the settings in effect."),

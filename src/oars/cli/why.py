@@ -14,7 +14,7 @@ from oars.spec.status import Phase
 
 if TYPE_CHECKING:
     from oars.model import Cause
-    from oars.places.local.store import Report
+    from oars.places.report import Report
 
 
 @click.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from oars.places.local.store import Report
+from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 from oars.spec.resources import show_memory
 from oars.spec.status import Phase

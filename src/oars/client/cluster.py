@@ -15,13 +15,13 @@ from typing import Any, Self
 
 from oars import engines
 from oars.base.errors import ClusterLost, NotFound, SpecError, StartFailed, TimedOut
-from oars.base.settings import Settings
 from oars.client import card
-from oars.client.kept import Driver, Kept
+from oars.client.home import Driver, Home, Making
+from oars.client.homes import Where, find_home, home_for
+from oars.client.kept import STOP_SECONDS
 from oars.engines.base import Access
 from oars.model import Cause
-from oars.places.local import logs
-from oars.places.local.store import Report
+from oars.places.report import Report
 from oars.spec import load, resources
 from oars.spec.cluster import ClusterSpec, check_name
 from oars.spec.status import MemberStatus, Phase, Status
@@ -53,18 +53,21 @@ class AsyncCluster:
         name: str | None = None,
         place: str | None = None,
         packages: Sequence[str] | None = None,
+        image: str | None = None,
+        where: Where | None = None,
         timeout: float | str = DEFAULT_TIMEOUT,
         progress: Watcher = quiet,
         tied: bool = True,
         modules: str | None = None,
     ) -> None:
-        wanted = {"workers": workers, "cpu": cpu, "memory": memory, "place": place, "packages": packages}
-        self._spec = _spec(engine, wanted)
+        where = where or Where()
+        wanted = {"workers": workers, "cpu": cpu, "memory": memory, "place": place or where.place}
+        self._spec = _spec(engine, {**wanted, "packages": packages, "image": image})
         self._timeout = _seconds(timeout)
         self._progress = progress
         self._tied = tied
         self._modules = modules
-        self._kept = Kept(Settings.from_environ(os.environ), os.environ)
+        self._home: Home = home_for(self._spec.place, where, os.environ)
         self._name = _checked_name(name) if name else f"{self._spec.engine}-{secrets.token_hex(3)}"
         self._clients: list[Any] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -78,37 +81,43 @@ class AsyncCluster:
     @classmethod
     async def attach(cls, name: str, **arguments: Any) -> Self:
         """A cluster that is there already, whoever started it. Closing it does not stop it."""
-        kept = Kept(Settings.from_environ(os.environ), os.environ)
-        spec = ClusterSpec.model_validate(kept.find(_checked_name(name)).read_intent().spec)
-        cluster = cls(spec, name=name, **{**arguments, "tied": False})
-        await cluster._kept.report(name)
+        home = await find_home(_checked_name(name), arguments.get("where") or Where(), os.environ)
+        cluster = cls(await home.spec(name), name=name, **{**arguments, "tied": False})
+        await cluster._home.close()
+        cluster._home = home
+        await home.report(name)
+        await home.open(name)
         return cluster
 
     # life
 
     async def start(self) -> Self:
         """Start it and wait until all workers are ready. What fails is taken away again."""
-        making = asyncio.ensure_future(asyncio.to_thread(self._create))
+        making = asyncio.ensure_future(self._create())
         try:
             await asyncio.shield(making)
-            await self._wait_ready(None, time.monotonic() + self._timeout)
+            await self._wait_ready(self._spec.min_ready, time.monotonic() + self._timeout)
+            await self._home.open(self._name)
         except BaseException:
             await self._unmake(making)
             raise
         return self
 
-    def _create(self) -> None:
-        kept, tied = self._kept, self._tied
-        kept.create(self._name, self._spec, tied=tied, progress=self._progress, modules=self._modules)
-        if tied:
-            self._finalizer = weakref.finalize(self, _stop_if_owner, kept, self._name, os.getpid())
+    async def _create(self) -> None:
+        how = Making(self._tied, self._progress, self._modules)
+        await self._home.create(self._name, self._spec, how)
+        if self._tied:
+            self._finalizer = weakref.finalize(self, _stop_if_owner, self._home, self._name, os.getpid())
 
     async def _unmake(self, making: asyncio.Future[None]) -> None:
         """Take away what was made; not a cluster of the same name that was there before us."""
-        self._kept.environments.cancel()
+        self._home.cancel()
         await asyncio.wait([making])
         if making.exception() is None:
-            await asyncio.to_thread(self._kept.stop, self._name)
+            await self._home.stop(self._name, wait=STOP_SECONDS)
+            if self._finalizer is not None:
+                self._finalizer.detach()
+        await self._home.close()
 
     def __await__(self) -> Any:
         return self.start().__await__()
@@ -129,12 +138,13 @@ class AsyncCluster:
                 session = engines.session(engines.get(self._spec.engine))
                 await asyncio.to_thread(session.disconnect, client)
         finally:
-            if self._finalizer is not None:
-                await asyncio.to_thread(self._finalizer)
+            if self._finalizer is not None and self._finalizer.detach():
+                await self._home.stop(self._name, wait=STOP_SECONDS)
+            await self._home.close()
 
     async def stop(self) -> None:
         """Stop the cluster, whoever started it."""
-        if not await asyncio.to_thread(self._kept.stop, self._name):
+        if not await self._home.stop(self._name, wait=STOP_SECONDS):
             raise TimedOut(f"The cluster {self._name!r} did not stop in time.", f"`oars why {self._name}` says more.")
 
     # what it is
@@ -161,17 +171,17 @@ class AsyncCluster:
         return self._access().dashboard
 
     def _access(self) -> Access:
-        return self._kept.access(self._name)
+        return self._home.access(self._name)
 
     async def status(self) -> Status:
-        return (await self._kept.report(self._name)).status
+        return (await self._home.report(self._name)).status
 
     async def members(self) -> tuple[MemberStatus, ...]:
         return (await self.status()).members
 
     async def why(self) -> tuple[Cause, ...]:
         """What keeps it from being as wanted, and what to do about it; empty if nothing does."""
-        return (await self._kept.report(self._name)).causes
+        return (await self._home.report(self._name)).causes
 
     # use
 
@@ -188,27 +198,26 @@ class AsyncCluster:
 
     def driver(self) -> Driver:
         """The Python and the environment with which a program finds this cluster in the engine's own words."""
-        return self._kept.driver(self._name)
+        return self._home.driver(self._name)
 
     async def logs(self, member: str | None = None, *, tail: int | None = None) -> str:
         """The log of one member, or of all with the member's name before each line."""
-        directory = self._kept.find(self._name)
+        known = await self._home.members(self._name)
         if member is not None:
-            self._check_member(member)
-            return "\n".join([line async for line in logs.lines(directory.log_file(member), tail=tail)])
+            self._check_member(member, known)
+            return "\n".join([line async for line in self._home.lines(self._name, member, tail=tail)])
         found = []
-        for each in self._kept.members(self._name):
-            found += [f"[{each}] {line}" async for line in logs.lines(directory.log_file(each), tail=tail)]
+        for each in known:
+            found += [f"[{each}] {line}" async for line in self._home.lines(self._name, each, tail=tail)]
         return "\n".join(found)
 
     async def follow_logs(self, member: str, *, tail: int | None = None) -> AsyncIterator[str]:
         """Lines as they come, until the member is removed."""
-        self._check_member(member)
-        async for line in logs.lines(self._kept.find(self._name).log_file(member), follow=True, tail=tail):
+        self._check_member(member, await self._home.members(self._name))
+        async for line in self._home.lines(self._name, member, follow=True, tail=tail):
             yield line
 
-    def _check_member(self, member: str) -> None:
-        known = self._kept.members(self._name)
+    def _check_member(self, member: str, known: Sequence[str]) -> None:
         if member not in known:
             raise NotFound(f"The cluster {self._name!r} has no member {member!r}.", f"It has: {', '.join(known)}.")
 
@@ -216,7 +225,7 @@ class AsyncCluster:
 
     async def scale(self, workers: int, *, group: str | None = None, force: bool = False) -> None:
         """Ask for another number of workers. Those that go hand over what they hold first, unless `force`."""
-        await asyncio.to_thread(self._kept.scale, self._name, workers, group, force=force)
+        await self._home.scale(self._name, workers, group, force=force)
 
     async def wait(self, workers: int | None = None, *, timeout: float | str = DEFAULT_TIMEOUT) -> Status:  # noqa: ASYNC109
         """Until that many workers are ready; without a number, until everything is as wanted."""
@@ -226,8 +235,8 @@ class AsyncCluster:
         last: Report | None = None
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                async for report in self._kept.watch(self._name):
-                    if report.status.generation < self._kept.generation(self._name):
+                async for report in self._home.watch(self._name):
+                    if report.status.generation < await self._home.generation(self._name):
                         continue
                     last = report
                     self._progress(_progress_line(report))
@@ -248,18 +257,18 @@ class AsyncCluster:
     # show
 
     def __repr__(self) -> str:
-        report = self._kept.store.cluster(self._name).read_report()
+        report = self._home.last_seen(self._name)
         return card.text(type(self).__name__, self._name, self._spec, report)
 
     def _repr_html_(self) -> str:
-        report = self._kept.store.cluster(self._name).read_report()
+        report = self._home.last_seen(self._name)
         return card.html(self._name, self._spec, report)
 
 
-def _stop_if_owner(kept: Kept, name: str, owner: int) -> None:
+def _stop_if_owner(home: Home, name: str, owner: int) -> None:
     """Run at close, when the object is collected, or when Python ends; not in a forked copy of the owner."""
     if os.getpid() == owner:
-        kept.stop(name)
+        home.stop_at_exit(name)
 
 
 def _spec(engine: str | ClusterSpec, wanted: Mapping[str, Any]) -> ClusterSpec:

@@ -16,9 +16,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +25,16 @@ from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, SpecError
 from oars.base.settings import Settings
 from oars.base.words import suggest
+from oars.client.home import Driver, Making, Progress
 from oars.client.machine import check_fits, total_memory
 from oars.engines.base import Access
 from oars.envs.build import Environments, PythonEnv
 from oars.model import HEAD
 from oars.places.ledger import read_book
 from oars.places.local.process import boot_id, identify
-from oars.places.local.store import ClusterDir, Intent, Report, Store, empty_report
+from oars.places.local.store import ClusterDir, Intent, Store, empty_report
 from oars.places.local.values import member_values
+from oars.places.report import Report
 from oars.plan.codec import dump_shape, load_shape
 from oars.plan.desired import default_memory
 from oars.plan.fill import fill_mapping
@@ -48,16 +49,6 @@ PACKAGE_ROOT = Path(__file__).parents[2]
 KEEPER_SECONDS = 20.0  # for a keeper to start, on a busy machine
 STOP_SECONDS = 60.0
 
-Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Driver:
-    """How to run a program that finds its cluster with the engine's own words."""
-
-    python: str
-    env: Mapping[str, str]
-
 
 class Kept:
     """All clusters of this user that have keepers."""
@@ -71,24 +62,21 @@ class Kept:
 
     # create
 
-    def create(
-        self, name: str, spec: ClusterSpec, *, tied: bool, progress: Progress, modules: str | None = None
-    ) -> None:
+    def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
         """Write down a new cluster and start its keeper; it is not ready when this returns."""
         engine = engines.get(spec.engine)
-        _check_place(spec.place)
         engine.check(spec)
         check_fits(spec, total_memory())
         spec = default_memory(spec, total_memory())
         self._make_room(name)
         self.store.open()
-        env = self.prepare(spec, progress)
-        owner = identify(os.getpid()) if tied else None
+        env = self.prepare(spec, how.progress)
+        owner = identify(os.getpid()) if how.tied else None
         shape = engine.shape(spec)
         intent = Intent(
             name=name, spec=_dump(spec), shape=dump_shape(shape), drain_seconds=spec.drain.timeout,
             python=str(env.python), mark=secrets.token_hex(16), created=time.time(), owner=owner, boot=boot_id(),
-            cwd=os.getcwd(), import_path=self._import_path(modules),
+            cwd=os.getcwd(), import_path=self._import_path(how.modules),
         )  # fmt: skip
         directory = self.store.create(intent, _make_secrets(name, shape.secrets))
         self._start_keeper(directory)
@@ -287,11 +275,6 @@ _KEPT_VARIABLES = {"OARS_STATE_DIR", "OARS_CACHE_DIR"}
 
 def _dump(spec: ClusterSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True)
-
-
-def _check_place(place: str) -> None:
-    if place != "local":
-        raise SpecError(f"There is no place {place!r} in this version.", "Use place: local.")
 
 
 def _make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:

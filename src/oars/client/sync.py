@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
 from oars.client.cluster import DEFAULT_TIMEOUT, AsyncCluster
-from oars.client.kept import Driver
+from oars.client.home import Driver
 from oars.model import Cause
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import MemberStatus, Status

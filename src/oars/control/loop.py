@@ -32,6 +32,7 @@ class Loop:
         self._draining: dict[MemberId, asyncio.Task[Sequence[Drained]]] = {}
         self._drain_again: dict[MemberId, float] = {}
         self.status: Status | None = None
+        self.causes: tuple[Cause, ...] = ()
 
     async def once(self, desired: Desired) -> float:
         """One pass; returns after how many seconds the next is due at the latest."""
@@ -44,7 +45,7 @@ class Loop:
         await self._place.record(decision.notes)
         problems = await self._perform(decision.steps, desired)
         causes = (*problems, *explain(desired, observed, view))
-        self.status = status(desired, observed, view, causes, endpoints)
+        self.status, self.causes = status(desired, observed, view, causes, endpoints), causes
         await self._place.record(decision.notes, self.status, causes)
         return decision.again_after
 
@@ -61,8 +62,9 @@ class Loop:
         return {name: wire.fill(text) for name, text in desired.shape.endpoints.items()}
 
     async def _look(self, observed: Observed) -> View:
-        if not observed.members:
-            return View()
+        head = observed.member(HEAD)
+        if head is None or not head.answers:
+            return View(message="the head is not ready")
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 return await self._engine.look(self._place.wire())

@@ -30,6 +30,10 @@ class Wire(Protocol):
     def incarnations(self) -> Mapping[MemberId, str]:
         """The incarnation of every member that runs."""
 
+    @property
+    def answering(self) -> frozenset[MemberId]:
+        """Members of which the place itself knows, by its own probes, that they answer."""
+
     def fill(self, text: str) -> str:
         """A template of the shape (endpoints, driver_env) with the head's values."""
 

@@ -18,7 +18,8 @@ from oars.control.loop import Loop
 from oars.model import Desired
 from oars.places.local.place import LocalPlace
 from oars.places.local.process import ExitWatch
-from oars.places.local.store import ClusterDir, Intent, Report
+from oars.places.local.store import ClusterDir, Intent
+from oars.places.report import Report
 from oars.plan.codec import load_shape
 from oars.spec.status import Phase
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from oars.model import Group, Port, Process, Resources, Role, Shape, Stop
+from oars.model import Group, Port, Probe, Process, Resources, Role, Shape, Stop
 
 
 def dump_shape(shape: Shape) -> dict[str, Any]:
@@ -19,7 +19,10 @@ def load_shape(data: Mapping[str, Any]) -> Shape:
         workers=tuple(_group(group) for group in data["workers"]),
         endpoints=data["endpoints"],
         secrets=tuple(data["secrets"]),
+        image=data["image"],
+        asks=data["asks"],
         driver_env=data["driver_env"],
+        outside_env=data["outside_env"],
     )
 
 
@@ -31,4 +34,5 @@ def _group(data: Mapping[str, Any]) -> Group:
 def _process(data: Mapping[str, Any]) -> Process:
     lists = {name: tuple(data[name]) for name in ("argv", "preload", "late_env", "litter")}
     ports = tuple(Port(**port) for port in data["ports"])
-    return Process(**{**data, **lists, "ports": ports, "stop": Stop(**data["stop"])})
+    probe = Probe(**data["probe"]) if data["probe"] else None
+    return Process(**{**data, **lists, "ports": ports, "stop": Stop(**data["stop"]), "probe": probe})

@@ -4,6 +4,7 @@ Rules, in this order:
 1. A cluster that shall not run is removed whole.
 2. A dead member is started again: at once the first time, then with growing pauses while it keeps dying.
 3. Workers of a lost head hold nothing that a new head knows: they go at once, and new ones start with it.
+   Where the place heals (Kubernetes) it starts what is missing, but only we know that a new head needs new workers.
 4. Too few workers: start the missing ones. Too many: choose who goes, drain, and remove only what is drained.
 """
 
@@ -39,6 +40,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 CRASH_LOOP = 3  # deaths in a row that make a crash loop
 
 SOON, RESTING = 0.1, 1.0
+HEALING_SOON, HEALING_RESTING = 0.5, 10.0  # the place tells of changes by itself; only the engine must be asked
 
 
 def decide(desired: Desired, observed: Observed, view: View, now: float) -> Decision:
@@ -46,21 +48,21 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     if not desired.running:
         return _stop(observed)
     failures = _failures(observed, now)
-    lost = set() if observed.heals else _orphans(observed)
+    observed = _with_head(observed)
+    lost = _orphans(observed)
     head = _head_steps(desired, observed, failures, now)
     plans = [_plan_group(group, observed, view, lost, now) for group in desired.shape.workers]
-    unknown = _members_of_removed_groups(desired, observed, lost)
+    unknown = _members_of_removed_groups(desired, observed, view, lost)
     steps: list[Step] = [*head]
-    if lost:
-        steps.append(Remove(tuple(sorted(lost)), "the head was lost", grace=0.0))
-    head_is_coming = bool(head) or _there(observed.member(HEAD)) or observed.heals
-    for plan in plans:
-        if head_is_coming:
-            steps += _ensure(plan, observed, failures, lost, now)
+    away: list[Step] = [Remove(tuple(sorted(lost)), "the head was lost", grace=0.0)] if lost else []
+    head_is_coming = bool(head) or _there(observed.member(HEAD))
+    starts = [s for plan in plans if head_is_coming for s in _ensure(plan, observed, failures, lost, now)]
+    # Where the place replaces what goes, it must know before by what.
+    steps += [*starts, *away] if observed.heals else [*away, *starts]
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
     retiring |= {m.id: observed.notes.retiring.get(m.id, Retiring(now)) for m in unknown}
     steps += _retire(observed, retiring)
-    notes = Notes(retiring=retiring, failures=failures)
+    notes = replace(observed.notes, retiring=retiring, failures=failures)
     return Decision(tuple(steps), notes, _again_after(desired, observed, view, notes, now))
 
 
@@ -72,7 +74,7 @@ def ready(member: Member, observed: Observed, view: View) -> bool:
     if member.role is Role.HEAD:
         return True
     seen = view.members.get(member.id)
-    if seen is None or not seen.ready or (head is not None and member.head != head.incarnation and not observed.heals):
+    if seen is None or not seen.ready or not _serves(member, observed):
         return False
     return seen.incarnation in ("", member.incarnation)
 
@@ -93,11 +95,12 @@ def _stop(observed: Observed) -> Decision:
 def _failures(observed: Observed, now: float) -> dict[MemberId, Failure]:
     """Deaths remembered from before, less what is long past, plus those seen now for the first time."""
     known = {m: f for m, f in observed.notes.failures.items() if now - f.last < REMEMBER}
-    head = observed.member(HEAD)
+    if observed.heals:
+        return known  # the place counts them itself
     for member in observed.members:
         if member.state is not MemberState.EXITED or member.id in observed.notes.retiring:
             continue
-        if member.role is Role.WORKER and not _serves(member, head):
+        if member.role is Role.WORKER and not _serves(member, observed):
             continue  # it died of the head's death
         before = known.get(member.id)
         if before is None or before.incarnation != member.incarnation:
@@ -112,8 +115,21 @@ def _failure(member: Member, before: Failure | None, now: float) -> Failure:
     return Failure(count, now, now + pause, member.incarnation, member.reason, member.tail)
 
 
-def _serves(worker: Member, head: Member | None) -> bool:
-    return _there(head) and head is not None and worker.head == head.incarnation
+def _serves(worker: Member, observed: Observed) -> bool:
+    """Was it started for the head that is there now?"""
+    if observed.heals:
+        return worker.head == str(observed.notes.head_changes)
+    head = observed.member(HEAD)
+    return head is not None and _there(head) and worker.head == head.incarnation
+
+
+def _with_head(observed: Observed) -> Observed:
+    """Where the place heals, a new head appears by itself: remember which one the workers serve."""
+    head, notes = observed.member(HEAD), observed.notes
+    if not observed.heals or head is None or head.state is not MemberState.RUNNING or head.head == notes.head:
+        return observed
+    changes = notes.head_changes + (1 if notes.head else 0)
+    return replace(observed, notes=replace(notes, head=head.head, head_changes=changes))
 
 
 def _there(member: Member | None) -> bool:
@@ -123,11 +139,12 @@ def _there(member: Member | None) -> bool:
 
 def _orphans(observed: Observed) -> set[MemberId]:
     """Workers whose head is gone or is another one than they were started with."""
-    head = observed.member(HEAD)
-    return {m.id for m in observed.members if m.role is Role.WORKER and _there(m) and not _serves(m, head)}
+    return {m.id for m in observed.members if m.role is Role.WORKER and _there(m) and not _serves(m, observed)}
 
 
 def _head_steps(desired: Desired, observed: Observed, failures: Mapping[MemberId, Failure], now: float) -> list[Step]:
+    if observed.heals:
+        return [Ensure(desired.shape.head, (HEAD,))]
     if _there(observed.member(HEAD)) or not _may_start(HEAD, failures, now):
         return []
     return [Ensure(desired.shape.head, (HEAD,))]
@@ -169,9 +186,17 @@ def _take_back(retiring: Mapping[MemberId, Retiring], count: int) -> dict[Member
     return {m: r for m, r in retiring.items() if m not in kept}
 
 
-def _members_of_removed_groups(desired: Desired, observed: Observed, lost: set[MemberId]) -> list[Member]:
-    groups = {group.name for group in desired.shape.workers}
-    return [m for m in observed.members if m.role is Role.WORKER and m.group not in groups and m.id not in lost]
+def _members_of_removed_groups(desired: Desired, observed: Observed, view: View, lost: set[MemberId]) -> list[Member]:
+    """Those of an older description of a group (name@revision) stay until their successors can take over."""
+    groups = {group.name: group for group in desired.shape.workers}
+
+    def succeeded(member: Member) -> bool:
+        successor = groups.get(member.group.partition("@")[0])
+        serving = [m for m in observed.members if successor and m.group == successor.name and ready(m, observed, view)]
+        return successor is None or len(serving) >= successor.replicas
+
+    strangers = [m for m in observed.members if m.role is Role.WORKER and m.group not in groups and m.id not in lost]
+    return [m for m in strangers if m.id in observed.notes.retiring or succeeded(m)]
 
 
 def _ensure(
@@ -180,6 +205,9 @@ def _ensure(
     def runs(member: MemberId) -> bool:
         return _there(observed.member(member)) and member not in lost
 
+    if observed.heals:
+        yield Ensure(plan.group, (*plan.wanted, *plan.retiring))
+        return
     wanted = tuple(m for m in plan.wanted if runs(m) or _may_start(m, failures, now))
     if not all(runs(m) for m in wanted):
         yield Ensure(plan.group, wanted)
@@ -198,12 +226,13 @@ def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring]) -> Iterab
 
 
 def _again_after(desired: Desired, observed: Observed, view: View, notes: Notes, now: float) -> float:
+    soon, resting = (HEALING_SOON, HEALING_RESTING) if observed.heals else (SOON, RESTING)
     wanted = 1 + sum(group.replicas for group in desired.shape.workers)
     serving = sum(ready(m, observed, view) for m in observed.members if m.id not in notes.retiring)
     if notes.retiring or serving < wanted:
         pauses = [f.until - now for f in notes.failures.values() if f.until > now]
-        return max(SOON, min([*pauses, SOON if not pauses else RESTING]))
-    return RESTING
+        return max(soon, min([*pauses, soon if not pauses else resting]))
+    return resting
 
 
 def with_drained(notes: Notes, member: MemberId, done: bool, waits_for: str, now: float) -> Notes:

@@ -30,7 +30,8 @@ def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ..
     if not desired.running:
         return (Cause("Stopping", "It was asked to stop."),) if observed.members else ()
     return (
-        *_deaths(observed, view),
+        *observed.causes,
+        *(() if observed.heals else _deaths(observed, view)),  # the place has told of them, with more to go by
         *_draining(desired, observed),
         *_starting(observed, view),
     )

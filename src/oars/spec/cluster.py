@@ -97,6 +97,41 @@ class DrainPolicy(Part):
     timeout: Duration = Field(default=60.0, description="How long a worker may take to hand over what it holds.")
 
 
+class NamespaceBlock(Part):
+    """Kubernetes: which namespace the cluster lives in."""
+
+    name: str | None = Field(
+        default=None, description="Default: that of the context; with create, the cluster's own name."
+    )
+    create: bool = Field(default=False, description="Make a namespace for this cluster and delete it with the cluster.")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        return value if value is None else check_name(value, "namespace")
+
+
+class Expose(Part):
+    """Kubernetes: how the head is reached from outside."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
+        default="ClusterIP", description="Type of the head's Service."
+    )
+    host: str | None = Field(default=None, description="Makes an Ingress with this host name for the dashboard.")
+    ingress_class: str | None = Field(default=None, description="Class of the Ingress.")
+    tls_secret: str | None = Field(default=None, description="Secret with the certificate for the Ingress.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="For the Service and the Ingress.")
+
+
+class Lifetime(Part):
+    """When it ends by itself."""
+
+    orphaned: Duration = Field(
+        default=120.0,
+        description="Kubernetes without the operator: how long it stays after the program that made it has gone.",
+    )
+
+
 class DaskBlock(Part):
     """What only Dask has."""
 
@@ -129,7 +164,18 @@ class ClusterSpec(Part):
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every member.")
     head: Head = Field(default_factory=Head)
     workers: tuple[WorkerGroup, ...] = Field(default=(WorkerGroup(),), description="Worker groups, or a number.")
+    replicas: int | None = Field(
+        default=None, ge=0, le=MAX_WORKERS, strict=True,
+        description="Workers of the first group, instead of its own number; what `kubectl scale` and autoscalers set.",
+    )  # fmt: skip
+    min_ready: int | None = Field(
+        default=None, ge=0, le=MAX_WORKERS, strict=True,
+        description="Whoever waits for the cluster goes on when that many workers are ready. Default: all.",
+    )  # fmt: skip
     drain: DrainPolicy = Field(default_factory=DrainPolicy)
+    namespace: NamespaceBlock = Field(default_factory=NamespaceBlock)
+    expose: Expose = Field(default_factory=Expose)
+    lifetime: Lifetime = Field(default_factory=Lifetime)
     dask: DaskBlock = Field(default_factory=DaskBlock)
     ray: RayBlock = Field(default_factory=RayBlock)
     mars: MarsBlock = Field(default_factory=MarsBlock)
@@ -140,6 +186,17 @@ class ClusterSpec(Part):
     def _short_form(cls, value: object) -> object:
         """`workers: 3` is short for one group of three."""
         return ({"replicas": value},) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_group(cls, data: object) -> object:
+        """`replicas` is a number of the first group: written there, it is the same for everyone who reads the spec."""
+        if not isinstance(data, dict) or not isinstance(data.get("replicas"), int):
+            return data
+        groups = data.get("workers", ({},))
+        if not isinstance(groups, list | tuple) or not groups or not isinstance(groups[0], dict):
+            return data
+        return {**data, "workers": [{**groups[0], "replicas": data["replicas"]}, *groups[1:]]}
 
     @model_validator(mode="after")
     def _groups_differ(self) -> ClusterSpec:
@@ -158,7 +215,7 @@ class ClusterSpec(Part):
 
     def with_replicas(self, group: str, replicas: int) -> ClusterSpec:
         """The same cluster with another number of workers in one group."""
-        data = self.model_dump()
+        data = self.model_dump() | {"replicas": None}
         for entry in data["workers"]:
             if entry["name"] == group:
                 entry["replicas"] = replicas

@@ -14,7 +14,7 @@ from oars.spec import text
 from oars.spec.problems import path
 from oars.spec.text import Loc
 
-OVERRIDES = ("engine", "place", "workers", "cpu", "memory", "packages")
+OVERRIDES = ("engine", "place", "workers", "cpu", "memory", "packages", "image")
 _PART = re.compile(r'(?:^|\.)(?P<name>[^."\[\]=]+|"[^"]*")|\[(?P<index>\d{1,6})\]')
 
 
@@ -34,7 +34,7 @@ def apply_set(assignment: str, spec: dict[str, Any], places: dict[Loc, str]) -> 
 
 
 def apply_overrides(overrides: Mapping[str, Any], spec: dict[str, Any], places: dict[Loc, str]) -> None:
-    """engine, place, workers (of the first group), cpu and memory (of every group), packages (added)."""
+    """engine, place, image, workers (of the first group), cpu and memory (of every group), packages (added)."""
     for name, value in overrides.items():
         if name not in OVERRIDES:
             raise SpecError(f"There is no option {name!r}.{suggest(name, OVERRIDES)}", f"Use: {', '.join(OVERRIDES)}.")

@@ -56,6 +56,8 @@ class Status:
     endpoints: Endpoints = Endpoints()
     groups: tuple[GroupStatus, ...] = ()
     members: tuple[MemberStatus, ...] = ()
+    mode: str = ""  # Kubernetes: who looks after it, "operator" or "direct"
+    namespace: str = ""
     generation: int = 0  # of the description it speaks of; not part of the contract
 
     @property
@@ -89,5 +91,7 @@ class Status:
             members=tuple(
                 MemberStatus(**{**member, "phase": Phase(member["phase"])}) for member in data.get("members", ())
             ),
+            mode=data.get("mode", ""),
+            namespace=data.get("namespace", ""),
             generation=data.get("generation", 0),
         )

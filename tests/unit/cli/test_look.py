@@ -20,7 +20,8 @@ from oars.envs import Environments
 from oars.envs.cache import EnvInfo
 from oars.model import Cause
 from oars.places.local.process import boot_id
-from oars.places.local.store import Intent, Report
+from oars.places.local.store import Intent
+from oars.places.report import Report
 from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
 
 STATUS = Status("demo", "toy", "local", Phase.READY, groups=(GroupStatus("default", 2, 2),))

@@ -53,7 +53,7 @@ def test_machines_read_the_contract(output: str, capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     data = json.loads(text) if output == "json" else yaml.safe_load(text)
     assert list(data) == [
-        "name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members",
+        "name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members", "mode", "namespace",
     ]  # fmt: skip
     assert data["phase"] == "Ready"
     assert data["endpoints"] == {"client": "tls://h:1", "dashboard": ""}

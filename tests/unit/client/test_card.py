@@ -7,7 +7,7 @@ import inspect
 from oars.client import card
 from oars.client.cluster import AsyncCluster
 from oars.client.sync import Cluster
-from oars.places.local.store import Report
+from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Endpoints, GroupStatus, Phase, Status
 

@@ -70,7 +70,7 @@ class TestShape:
         assert option(shape.head.process, "--host") == "$(bind)"
         assert option(shape.head.process, "--dashboard-address") == "$(bind):$(port.dashboard)"
         assert option(shape.workers[0].process, "--host") == "$(host)"
-        assert option(shape.workers[0].process, "--dashboard-address") == "$(host):0"
+        assert option(shape.workers[0].process, "--dashboard-address") == "$(bind):$(port.http)"
 
     def test_tls_by_default_by_paths_only(self) -> None:
         shape = engine.shape(spec())

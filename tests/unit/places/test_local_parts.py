@@ -17,7 +17,8 @@ from oars.model import Cause, Failure, MemberId, Notes, Retiring, Role
 from oars.places.ledger import Book, Entry, read_book, write_book
 from oars.places.local import logs, ports
 from oars.places.local.process import boot_id, describe_exit, gone, identify, marked, send
-from oars.places.local.store import Intent, Report, Store
+from oars.places.local.store import Intent, Store
+from oars.places.report import Report
 from oars.spec.status import Phase, Status
 
 W0 = MemberId("worker-0")

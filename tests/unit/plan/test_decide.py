@@ -198,8 +198,46 @@ def test_what_is_emptied_must_go_even_if_it_was_taken_back() -> None:
     assert with_drained(Notes(), W0, False, "x", NOW) == Notes()
 
 
-def test_places_that_heal_keep_workers_of_a_new_head() -> None:
-    workers: tuple[Member, ...] = (worker(0), worker(1), worker(2))
-    observed = Observed((replace(head(), incarnation="9"), *workers), heals=True)
-    assert steps_of(observed) == ()
-    assert all(ready(member, observed, view_of(observed)) for member in observed.members if member.role is Role.WORKER)
+class TestPlacesThatHeal:
+    """Kubernetes starts what is missing; only we know that a new head needs new workers."""
+
+    @staticmethod
+    def seen(head_is: str, workers_of: str = "0", notes: Notes = Notes()) -> Observed:
+        members = (replace(head(), head=head_is), *(replace(worker(n), head=workers_of) for n in range(3)))
+        return Observed(members, notes, heals=True)
+
+    def test_everything_is_asked_for_always_and_nothing_else(self) -> None:
+        found = steps_of(self.seen("a:0"))
+        assert [type(step) for step in found] == [Ensure, Ensure]
+        assert found[1].members == (worker(0).id, worker(1).id, worker(2).id)
+
+    def test_the_first_head_is_remembered_and_its_workers_serve(self) -> None:
+        observed = self.seen("a:0")
+        decision = decide(desired(), observed, view_of(observed), NOW)
+        assert (decision.notes.head, decision.notes.head_changes) == ("a:0", 0)
+        assert all(ready(m, observed, view_of(observed)) for m in observed.members if m.role is Role.WORKER)
+
+    @pytest.mark.parametrize("new", ["b:0", "a:1"], ids=["another pod", "started again in place"])
+    def test_a_new_head_gets_new_workers_once(self, new: str) -> None:
+        observed = self.seen(new, notes=Notes(head="a:0"))
+        decision = decide(desired(), observed, view_of(observed), NOW)
+        assert (decision.notes.head, decision.notes.head_changes) == (new, 1)
+        assert isinstance(decision.steps[-1], Remove) and decision.steps[-1].grace == 0.0
+        assert set(decision.steps[-1].members) == {worker(n).id for n in range(3)}
+        after = self.seen(new, "1", decision.notes)
+        assert not any(isinstance(step, Remove) for step in steps_of(after))
+
+    def test_who_retires_is_counted_until_it_is_gone(self) -> None:
+        notes = Notes(retiring={worker(2).id: Retiring(NOW)}, head="a:0")
+        observed = self.seen("a:0", notes=notes)
+        steps = decide(desired(workers=2), observed, view_of(observed), NOW).steps
+        ensure = next(step for step in steps[1:] if isinstance(step, Ensure))
+        assert len(ensure.members) == 3
+
+    def test_an_older_description_of_a_group_goes_when_the_new_one_serves(self) -> None:
+        old = [replace(worker(n), id=MemberId(f"old-{n}"), group="default@1", head="0") for n in range(3)]
+        observed = self.seen("a:0", notes=Notes(head="a:0"))
+        both = replace(observed, members=(*observed.members, *old))
+        assert set(decide(desired(), both, view_of(both), NOW).notes.retiring) == {m.id for m in old}
+        half = replace(both, members=(*observed.members[:3], *old))
+        assert not decide(desired(), half, view_of(half), NOW).notes.retiring

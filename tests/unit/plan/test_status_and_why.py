@@ -54,7 +54,8 @@ def test_phase_and_reason(observed: Observed, up: bool, running: bool, phase: Ph
 
 def test_the_json_form_is_the_contract() -> None:
     data = status_of(Observed(ALL), view_of(Observed(ALL))).to_dict()
-    assert list(data) == ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members"]
+    assert list(data) == ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members",
+                          "mode", "namespace"]  # fmt: skip
     assert data["endpoints"] == {"client": "toy://x", "dashboard": ""}
     assert data["groups"] == [{"name": "default", "wanted": 3, "ready": 3}]
     assert list(data["members"][1]) == ["id", "role", "group", "phase", "address", "pid", "reason"]

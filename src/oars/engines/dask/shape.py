@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
 from oars.engines.dask.texts import INSIDE, LAUNCH
-from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
+from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
 HEAD_PORTS = (Port("client", 8786), Port("dashboard", 8787))
+WORKER_PORTS = (Port("http", 8788, served=False),)
+HEAD_PROBE, WORKER_PROBE = Probe("dashboard", "/health"), Probe("http", "/health")
 # Read by launch.py: which incarnation a worker shall say it is, and where it sees that the scheduler is there.
 FOR_LAUNCH = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
 GPU = "GPU"  # the name under which Dask users count graphics processors
@@ -74,6 +76,8 @@ def shape(spec: ClusterSpec) -> Shape:
         workers=tuple(_workers(spec, group) for group in spec.workers),
         endpoints={"client": _address(spec), "dashboard": "http://$(head.host):$(head.dashboard)/status"},
         secrets=("tls",) if _encrypted(spec) else (),
+        image="ghcr.io/dask/dask:2026.8.0-py3.11",
+        asks=True,
         driver_env=_client_env(spec),
     )
 
@@ -110,15 +114,15 @@ def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
         name=group.name,
         role=Role.WORKER,
         replicas=group.replicas,
-        process=_process(spec, tuple(_worker_arguments(spec, group)), group.env, (), {}),
+        process=_process(spec, tuple(_worker_arguments(spec, group)), group.env, WORKER_PORTS, {}),
         resources=Resources(cpu=group.cpu, memory=group.memory, gpu=group.gpu),
     )
 
 
 def _worker_arguments(spec: ClusterSpec, group: WorkerGroup) -> Iterator[str]:
-    """The worker's own ports are chosen by the system: only the scheduler must know them, and the worker tells it."""
+    """Its other port is chosen by the system: only the scheduler must know it, and the worker tells it."""
     yield from ("worker", _address(spec), "--no-nanny", "--name", "$(member)", "--host", "$(host)")
-    yield from ("--dashboard-address", "$(host):0", "--no-dashboard", "--local-directory", "$(dir)")
+    yield from ("--dashboard-address", "$(bind):$(port.http)", "--no-dashboard", "--local-directory", "$(dir)")
     yield from ("--nthreads", str(max(1, math.ceil(group.cpu))))
     yield from ("--memory-limit", "auto" if group.memory is None else str(group.memory))
     resources = {**group.resources, **({GPU: group.gpu} if group.gpu else {})}
@@ -142,6 +146,7 @@ def _process(
         preload=PRELOAD,
         late_env=tuple(FOR_LAUNCH),
         stop=Stop("TERM", 5.0),
+        probe=WORKER_PROBE if ports is WORKER_PORTS else HEAD_PROBE,
     )
 
 

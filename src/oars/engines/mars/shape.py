@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
 from oars.engines.mars.texts import INSIDE, LAUNCH
-from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
+from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # this module is also imported where there is no pydantic
     from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
@@ -20,6 +20,7 @@ PYMARS = (
     "pymars==0.10.0", "numpy<1.25", "pandas<1.6", "scipy<1.11", "scikit-learn<1.3", "sqlalchemy<2", "setuptools<66",
     "cython<3", "python-dateutil<3", "cloudpickle<3",
 )  # fmt: skip
+IMAGES = {"xorbits": "xprobe/xorbits:v0.8.2-py3.11", "pymars": "marsproject/mars:v0.10.0"}
 PACKAGES = {"xorbits": "xorbits._mars", "pymars": "mars"}
 
 SUPERVISOR_PORT, WEB_PORT, WORKER_PORT, FIRST_SUB_PORT = 7103, 7104, 7105, 7110
@@ -67,12 +68,13 @@ def shape(spec: ClusterSpec) -> Shape:
         head=Group("head", Role.HEAD, 1, _supervisor(spec), _head_resources(spec.head)),
         workers=tuple(_worker_group(spec, group) for group in spec.workers),
         endpoints={"client": address, "dashboard": address},
+        image=IMAGES[spec.mars.distribution],
         driver_env={"OARS_MARS_DISTRIBUTION": spec.mars.distribution},
     )
 
 
 def _head_resources(head: Head) -> Resources:
-    return Resources(head.cpu, head.memory)
+    return Resources(head.cpu, head.memory, shared_memory=head.memory or 0)
 
 
 def _supervisor(spec: ClusterSpec) -> Process:
@@ -87,12 +89,13 @@ def _supervisor(spec: ClusterSpec) -> Process:
         env=_env(spec, spec.head.env, _head_resources(spec.head)),
         ports=(Port("supervisor", SUPERVISOR_PORT), Port("web", WEB_PORT), *sub_ports),
         files={"launch.py": LAUNCH, "inside.py": INSIDE, "config.yml": _config(spec, WEB)},
+        probe=Probe("web", "/api/cluster/nodes?role=0"),
         **_common(spec, "supervisor"),
     )
 
 
 def _worker_group(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    resources = Resources(group.cpu, group.memory, group.gpu)
+    resources = Resources(group.cpu, group.memory, group.gpu, group.memory or 0)  # all data lies in shared memory
     return Group(group.name, Role.WORKER, group.replicas, _worker(spec, group, resources), resources)
 
 
@@ -111,6 +114,7 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
         env=_env(spec, group.env, resources),
         ports=(Port("worker", WORKER_PORT), *sub_ports),
         files={"launch.py": LAUNCH, "config.yml": _config(spec, {})},
+        probe=Probe("worker"),  # that it has joined only the supervisor knows
         **_common(spec, "worker"),
     )
 
@@ -142,7 +146,7 @@ def _preload(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _sub_ports(count: int) -> tuple[Port, ...]:
-    return tuple(Port(f"sub{number}", FIRST_SUB_PORT + number) for number in range(max(0, count)))
+    return tuple(Port(f"sub{number}", FIRST_SUB_PORT + number, served=False) for number in range(max(0, count)))
 
 
 def _port_list(ports: tuple[Port, ...]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
 from oars.engines.ray.texts import LAUNCH
-from oars.model import Group, Needs, Port, Process, Resources, Role, Shape, Stop
+from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # the user's half also runs where there is no pydantic
     from oars.spec.cluster import ClusterSpec, WorkerGroup
@@ -24,14 +24,22 @@ RESERVED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 
 # Every raylet listens on these. All are fixed: agents that choose for themselves make the raylet wait for them.
 NODE_PORTS = (
-    Port("node-manager", 6380),
-    Port("object-manager", 6381),
-    Port("runtime-env", 6382),
-    Port("agent-grpc", 6383),
-    Port("agent", 52365),
-    Port("metrics", 8080),
+    Port("node-manager", 6380, served=False),
+    Port("object-manager", 6381, served=False),
+    Port("runtime-env", 6382, served=False),
+    Port("agent-grpc", 6383, served=False),
+    Port("agent", 52365, served=False),
+    Port("metrics", 8080, served=False),
 )
-HEAD_PORTS = (Port("client", 6379), Port("dashboard", 8265), *NODE_PORTS)
+# Users of Ray on Kubernetes know the first port by the name of what listened there once.
+HEAD_PORTS = (
+    Port("client", 6379, alias="redis-primary"),
+    Port("dashboard", 8265),
+    Port("ray-client", 10001),
+    *NODE_PORTS,
+)
+GCS_PROBE = Probe("dashboard", "/api/gcs_healthz")
+RAYLET_PROBE = Probe("agent", "/api/local_raylet_healthz")  # answers when the raylet has joined
 PORT_OPTIONS = {
     "node-manager": "--node-manager-port",
     "object-manager": "--object-manager-port",
@@ -58,6 +66,10 @@ MEMBER_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "SPT_NOENV": "1",  # renaming itself, a process of Ray would overwrite its environment, by which we know it
 }
+
+
+# A driver that nodes cannot dial speaks through a server beside the head.
+OUTSIDE = "ray://$(head.host):$(head.ray-client)"
 
 
 def needs(spec: ClusterSpec) -> Needs:
@@ -98,9 +110,16 @@ def shape(spec: ClusterSpec) -> Shape:
     return Shape(
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
-        endpoints={"client": "$(head.host):$(head.client)", **dashboard},
+        endpoints={
+            "client": "$(head.host):$(head.client)",
+            "outside": OUTSIDE,
+            **dashboard,
+        },
         secrets=("token",) if spec.ray.auth == "token" else (),
+        image="rayproject/ray:2.60.0-py311",
+        asks=True,
         driver_env=_driver_env(spec),
+        outside_env={"RAY_ADDRESS": OUTSIDE},
     )
 
 
@@ -127,23 +146,25 @@ def _auth(spec: ClusterSpec) -> dict[str, str]:
 def _head(spec: ClusterSpec) -> Group:
     """With workers the head only keeps the books; alone it does the work."""
     alone = not any(group.replicas for group in spec.workers)
-    resources = Resources(cpu=spec.head.cpu, memory=spec.head.memory)
+    resources = Resources(spec.head.cpu, spec.head.memory, shared_memory=_store(spec, spec.head.memory) or 0)
     arguments = [
         "--head",
         "--port=$(port.client)",
         "--dashboard-host=$(bind)",
         "--dashboard-port=$(port.dashboard)",
+        "--ray-client-server-port=$(port.ray-client)",
         *([] if spec.ray.dashboard else ["--include-dashboard=false"]),
         *_node(spec, resources, {}, "head"),
         f"--num-cpus={_cpus(resources.cpu) if alone else 0}",
         "--num-gpus=0",
     ]
-    process = _process(spec, arguments, spec.head.env, HEAD_PORTS)
+    probe = GCS_PROBE if spec.ray.dashboard else RAYLET_PROBE
+    process = _process(spec, arguments, spec.head.env, HEAD_PORTS, probe)
     return Group("head", Role.HEAD, 1, process, resources)
 
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    resources = Resources(cpu=group.cpu, memory=group.memory, gpu=group.gpu)
+    resources = Resources(group.cpu, group.memory, group.gpu, _store(spec, group.memory) or 0)
     amounts = {name: int(amount) for name, amount in sorted(group.resources.items())}
     arguments = [
         "--address=$(head.host):$(head.client)",
@@ -152,7 +173,7 @@ def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
         f"--num-gpus={resources.gpu}",
         *([f"--resources={json.dumps(amounts)}"] if amounts else []),
     ]
-    process = _process(spec, arguments, group.env, NODE_PORTS)
+    process = _process(spec, arguments, group.env, NODE_PORTS, RAYLET_PROBE)
     return Group(group.name, Role.WORKER, group.replicas, process, resources)
 
 
@@ -169,13 +190,14 @@ def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], gr
     yield "--max-worker-port=0"
     if resources.memory is not None:
         yield f"--memory={resources.memory}"
-    store = spec.ray.object_store_memory or _object_store(resources.memory)
-    if store is not None:
-        yield f"--object-store-memory={store}"
+    if resources.shared_memory:
+        yield f"--object-store-memory={resources.shared_memory}"
 
 
-def _object_store(memory: int | None) -> int | None:
-    return None if memory is None else max(OBJECT_STORE_LEAST, int(memory * OBJECT_STORE_SHARE))
+def _store(spec: ClusterSpec, memory: int | None) -> int | None:
+    """Bytes of shared memory for objects; None: Ray chooses."""
+    share = None if memory is None else max(OBJECT_STORE_LEAST, int(memory * OBJECT_STORE_SHARE))
+    return spec.ray.object_store_memory or share
 
 
 def _cpus(cpu: float) -> int:
@@ -183,7 +205,9 @@ def _cpus(cpu: float) -> int:
     return max(1, math.ceil(cpu))
 
 
-def _process(spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...]) -> Process:
+def _process(
+    spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...], probe: Probe
+) -> Process:
     light = {} if spec.ray.dashboard else {"OARS_RAY_LIGHT": "1"}  # read by launch.py
     return Process(
         argv=("ray", "start", *arguments, "--disable-usage-stats", "--log-color=false", "--block"),
@@ -194,5 +218,6 @@ def _process(spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], po
         preload=("ray.scripts.scripts",),
         late_env=LATE_ENV,
         stop=Stop("TERM", 3.0),
+        probe=probe,
         litter=("/tmp/oars-ray-$(pid)-*",),
     )

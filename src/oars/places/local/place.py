@@ -35,9 +35,10 @@ from oars.places.local import logs
 from oars.places.local.ports import can_be_taken_again, free_ports
 from oars.places.local.process import ExitWatch, Identity, gone, identify, marked, send
 from oars.places.local.starter import Starter
-from oars.places.local.store import ClusterDir, Intent, Report
+from oars.places.local.store import ClusterDir, Intent
 from oars.places.local.values import HOST, member_values
 from oars.places.local.wire import Helpers, LocalWire
+from oars.places.report import Report
 from oars.plan.fill import fill
 from oars.spec.status import Status
 

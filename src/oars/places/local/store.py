@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from oars.base.errors import Denied, NameInUse, NotFound, OarsError
-from oars.model import Cause
 from oars.places.ledger import locked, write_json
 from oars.places.local.process import Identity
+from oars.places.report import Report
 from oars.spec.status import Phase, Status
 
 
@@ -37,23 +37,6 @@ class Intent:
     cwd: str = "/"  # where the user was: tasks find the same files and modules there
     import_path: tuple[str, ...] = ()
     generation: int = 1
-
-
-@dataclass(frozen=True)
-class Report:
-    """What is, as the keeper writes it."""
-
-    status: Status
-    causes: tuple[Cause, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        status = {**self.status.to_dict(), "generation": self.status.generation}
-        return {"status": status, "causes": [asdict(cause) for cause in self.causes]}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Report:
-        causes = tuple(Cause(**{**cause, "lines": tuple(cause["lines"])}) for cause in data["causes"])
-        return cls(Status.from_dict(data["status"]), causes)
 
 
 class ClusterDir:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 from oars.base.errors import EngineUnreachable
 from oars.model import MemberId
+from oars.places.http import request
 from oars.plan.fill import fill
 
 HTTP_SECONDS = 4.0
@@ -122,6 +122,10 @@ class LocalWire:
     def incarnations(self) -> Mapping[MemberId, str]:
         return self._incarnations
 
+    @property
+    def answering(self) -> frozenset[MemberId]:
+        return frozenset(self._incarnations)
+
     def fill(self, text: str) -> str:
         return fill(text, self._head_values)
 
@@ -131,30 +135,9 @@ class LocalWire:
             raise EngineUnreachable("The head has not been started.")
         try:
             async with asyncio.timeout(HTTP_SECONDS):
-                return await _request(address, path, method, body)
+                return await request(address, path, method, body)
         except (OSError, TimeoutError, ValueError, IndexError, EOFError) as error:
             raise EngineUnreachable(f"http://{address}{path}: {error or type(error).__name__}") from error
 
     async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
         return await self._helpers.ask(script, self._incarnations.get(MemberId("head"), ""), request)
-
-
-async def _request(address: str, path: str, method: str, body: bytes) -> bytes:
-    """HTTP/1.0, one request a connection: all that a status page needs, without a library in the keeper's memory."""
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        head = f"{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: {len(body)}\r\n"
-        kind = "Content-Type: application/json\r\n" if body else ""
-        writer.write(f"{head}{kind}Connection: close\r\n\r\n".encode() + body)
-        await writer.drain()
-        answer = await reader.read()
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-    headers, _, content = answer.partition(b"\r\n\r\n")
-    status = int(headers.split(None, 2)[1])
-    if not 200 <= status < 300:
-        raise EngineUnreachable(f"http://{address}{path}: status {status}")
-    return content

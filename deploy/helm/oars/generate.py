@@ -1,0 +1,131 @@
+"""The chart's templates, made from what `oars operator install` applies: `python deploy/helm/oars/generate.py`.
+
+They are never edited by hand, so that the two ways of installing cannot differ. Values come in where a marker stands;
+a test renders the chart and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import oars
+from oars.operator import manifests, rbac
+from oars.operator.manifests import InstallOptions
+
+CHART = Path(__file__).parent
+NOTE = "{{- /* Made by generate.py from src/oars/operator: change that, then run it. */ -}}\n"
+RELEASE = "{{ .Release.Namespace }}"
+OPTIONS = InstallOptions(namespace=RELEASE)
+WATCHED = "{{ . }}"
+
+# A line of the Deployment as it is made, and what the chart has there. Every one must be found exactly once.
+IMAGE = "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+VALUES = {
+    "  replicas: 2\n": "  replicas: {{ .Values.replicas }}\n",
+    f"        image: {manifests.IMAGE}\n": f'        image: "{IMAGE}"\n',
+    "        imagePullPolicy: IfNotPresent\n": "        imagePullPolicy: {{ .Values.image.pullPolicy }}\n",
+    "        - --log-format=json\n": """        - --log-format={{ .Values.logFormat }}
+        {{- range .Values.watchNamespaces }}
+        - --namespace={{ . }}
+        {{- end }}
+""",
+    "        resources: RESOURCES\n": """        resources:
+          {{- toYaml .Values.resources | nindent 10 }}
+""",
+    "      serviceAccountName: oars-operator\n": """      serviceAccountName: oars-operator
+      {{- with .Values.imagePullSecrets }}
+      imagePullSecrets:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with .Values.nodeSelector }}
+      nodeSelector:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with .Values.tolerations }}
+      tolerations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with .Values.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+""",
+}
+
+
+def files() -> dict[Path, str]:
+    """Every generated file and its text."""
+    return {
+        CHART / "templates/crd.yaml": crd(),
+        CHART / "templates/rights.yaml": rights(),
+        CHART / "templates/deployment.yaml": deployment(),
+        CHART / "templates/rest.yaml": NOTE + documents(_rest()),
+    }
+
+
+def crd() -> str:
+    """Kept when the chart goes: with it would go all clusters."""
+    made = manifests.definition(RELEASE)
+    made["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep"
+    return f"{NOTE}{{{{- if .Values.crds.install }}}}\n{documents([made])}{{{{- end }}}}\n"
+
+
+def rights() -> str:
+    """Everywhere, or in each watched namespace."""
+    account = rbac.Subject("ServiceAccount", "oars-operator", "{{ $.Release.Namespace }}")
+    everywhere = rbac.granted("oars-operator", rbac.OPERATOR, account)
+    watched = rbac.granted("oars-operator", rbac.OPERATOR, account, WATCHED)
+    nodes = rbac.granted("oars-operator-nodes", (rbac.NODES,), account)
+    return "".join([
+        NOTE,
+        "{{- range .Values.watchNamespaces }}\n---\n", documents(watched), "{{- else }}\n---\n", documents(everywhere),
+        "{{- end }}\n{{- if .Values.nodes }}\n---\n", documents(nodes), "{{- end }}\n",
+    ])  # fmt: skip
+
+
+def deployment() -> str:
+    """The one object with values in it."""
+    text = documents([manifests.deployment(replace(OPTIONS, resources="RESOURCES"))])  # type: ignore[arg-type]
+    for found, wanted in VALUES.items():
+        if text.count(found) != 1:
+            raise SystemExit(f"The Deployment has not one line {found!r}: bring VALUES in generate.py up to date.")
+        text = text.replace(found, wanted)
+    return NOTE + text
+
+
+def _rest() -> list[dict[str, Any]]:
+    """What has no values but the namespace."""
+    elsewhere = ("Namespace", "CustomResourceDefinition", "Deployment")
+    return [obj for obj in manifests.install(OPTIONS) if obj["kind"] not in elsewhere and not _right(obj)]
+
+
+def _right(obj: dict[str, Any]) -> bool:
+    kind, name = str(obj["kind"]), str(obj["metadata"]["name"])
+    return kind.startswith("ClusterRole") and name.startswith("oars-operator")
+
+
+def documents(objects: Sequence[dict[str, Any]]) -> str:
+    plain = json.loads(json.dumps(objects))  # no anchors
+    return "---\n".join(yaml.safe_dump(obj, sort_keys=False, width=1000) for obj in plain)
+
+
+def main() -> int:
+    if oars.__version__ not in (CHART / "Chart.yaml").read_text():
+        raise SystemExit("Chart.yaml has another version than Oars.")
+    stale = {path: text for path, text in files().items() if not path.exists() or path.read_text() != text}
+    if "--check" in sys.argv[1:]:
+        sys.stderr.writelines(f"{path} is not current: run deploy/helm/oars/generate.py.\n" for path in stale)
+        return 1 if stale else 0
+    for path, text in stale.items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Which home a cluster has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oars.base.errors import NotFound, OarsError, SpecError
+from oars.base.settings import Settings
+from oars.base.words import suggest
+from oars.client.home import Home
+from oars.client.local import LocalHome
+
+if TYPE_CHECKING:
+    from oars.client.kubernetes import KubeHome
+
+PLACES = ("local", "kubernetes")
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the user said about the place. mode: operator or direct, if it shall not be found out."""
+
+    place: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    mode: str | None = None
+
+
+def home_for(place: str, where: Where, environ: Mapping[str, str]) -> Home:
+    """For a cluster that is to be made there."""
+    if place == "local":
+        return LocalHome(Settings.from_environ(environ), environ)
+    if place == "kubernetes":
+        return kube_home(where, environ)
+    raise SpecError(f"There is no place {place!r}.{suggest(place, PLACES)}", f"Use one of: {', '.join(PLACES)}.")
+
+
+def kube_home(where: Where, environ: Mapping[str, str]) -> KubeHome:
+    from oars.client.kubernetes import KubeHome  # its libraries are loaded only by those who need them
+
+    return KubeHome(Settings.from_environ(environ), environ, where)
+
+
+def is_configured(where: Where, environ: Mapping[str, str]) -> bool:
+    """Does anything here speak of a Kubernetes cluster?"""
+    if where.context or where.kubeconfig or where.namespace or environ.get("KUBECONFIG"):
+        return True
+    return (Path(environ.get("HOME") or "/") / ".kube" / "config").exists()
+
+
+def homes(where: Where, environ: Mapping[str, str]) -> list[Home]:
+    """All in which to look, in that order."""
+    if where.place is not None:
+        return [home_for(where.place, where, environ)]
+    local: Home = LocalHome(Settings.from_environ(environ), environ)
+    return [local, kube_home(where, environ)] if is_configured(where, environ) else [local]
+
+
+async def find_home(name: str, where: Where, environ: Mapping[str, str]) -> Home:
+    """The home that has a cluster of that name; this machine comes first."""
+    known: list[str] = []
+    trouble: OarsError | None = None
+    for home in homes(where, environ):
+        try:
+            there = await home.names()
+        except OarsError as error:
+            trouble = error
+            there = []
+        if name in there:
+            return home
+        known += there
+        await home.close()
+    if trouble is not None:
+        raise trouble
+    hint = suggest(name, known).strip() or "`oars ls` lists those that are there."
+    raise NotFound(f"There is no cluster {name!r}.", hint)

@@ -1,0 +1,99 @@
+"""Merging a user's PodTemplateSpec over ours, as Kubernetes merges: maps by key, containers and the like by name. Pure.
+
+The user's word wins over our defaults. Where ours must hold (what the engine is started with, what we find pods by),
+a different word is an error that names the field: neither side loses silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oars.base.errors import SpecError
+
+# How the items of a list are told apart.
+KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "hostAliases": "ip",
+    "ports": "containerPort",
+}
+# Taken whole from the user: half of the one and half of the other would be neither.
+WHOLE = re.compile(r"(Probe|affinity|preStop|postStart)$")
+# What must stay as it is, with what to do instead.
+_OURS = (
+    (re.compile(r"metadata\.labels\[oars\.dev/"), "Oars finds its pods by it; choose another label"),
+    (re.compile(r"containers\[(head|worker)\]\.(command|args)"), "it is how the engine is started"),
+    (
+        re.compile(r"containers\[(head|worker)\]\.resources\.(requests|limits)\[(cpu|memory)\]"),
+        "the engine is told the same; use cpu and memory of the head or the group",
+    ),
+    (re.compile(r"containers\[(head|worker)\]\.env\["), "Oars sets it for the engine"),
+    (re.compile(r"containers\[(head|worker)\]\.ports\["), "the engine listens there"),
+    (re.compile(r"containers\[oars\]"), "this container is Oars' own"),
+    (re.compile(r"volumes\[(oars-[a-z]+|tmp|shm)\]"), "this volume is Oars' own; give yours another name"),
+    (re.compile(r"volumeMounts\[/etc/oars"), "Oars keeps the engine's files there"),
+    (re.compile(r"restartPolicy$"), "pods of a Deployment are always restarted"),
+)
+
+
+def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Our template with the user's over it; `where` names the user's in errors, such as head.pod."""
+    unknown = sorted(set(theirs) - {"metadata", "spec"})
+    if unknown:
+        raise SpecError(
+            f"{where}.{unknown[0]}: a PodTemplateSpec has only metadata and spec.",
+            f"Write {where}: {{spec: {{{unknown[0]}: …}}}}.",
+        )
+    result: dict[str, Any] = _merge(ours, theirs, "", where)
+    return result
+
+
+def _merge(ours: Any, theirs: Any, path: str, where: str) -> Any:
+    if ours == theirs:
+        return ours
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and not WHOLE.search(path):
+        return {
+            key: _merge(ours[key], theirs[key], _below(path, key), where) if key in ours and key in theirs
+            else ours[key] if key in ours else theirs[key]
+            for key in [*ours, *(key for key in theirs if key not in ours)]
+        }  # fmt: skip
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return _merge_lists(ours, theirs, path, where)
+    _refuse(ours, theirs, path, where)
+    return theirs
+
+
+def _merge_lists(ours: list[Any], theirs: list[Any], path: str, where: str) -> list[Any]:
+    name = re.split(r"[.\]]", path)[-1]
+    key = KEYS.get(name)
+    if key is None:
+        _refuse(ours, theirs, path, where)
+        return [*ours, *(item for item in theirs if item not in ours)]
+    for item in theirs:
+        if not isinstance(item, Mapping) or key not in item:
+            raise SpecError(f"{where}.{path}: each entry needs its {key}.", f"Add {key}: to the entry.")
+    known = {item[key]: item for item in ours}
+    given = {item[key]: item for item in theirs}
+    result = [
+        _merge(item, given[item[key]], f"{path}[{item[key]}]", where) if item[key] in given else item for item in ours
+    ]
+    return [*result, *(item for item in theirs if item[key] not in known)]
+
+
+def _refuse(ours: Any, theirs: Any, path: str, where: str) -> None:
+    for pattern, reason in _OURS:
+        if pattern.search(path):
+            raise SpecError(f"{where}.{path} clashes with what Oars sets there: {reason}.", "Leave it out.")
+
+
+def _below(path: str, key: str) -> str:
+    if "/" in key or path.endswith(("labels", "annotations", "requests", "limits")):
+        return f"{path}[{key}]"
+    return f"{path}.{key}" if path else key

@@ -1,0 +1,193 @@
+"""The pod template of a group: the engine's own command in the engine's own image. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oars.base.errors import SpecError
+from oars.model import Group, Probe, Process, Role, Shape
+from oars.places.kube import names, overlay
+from oars.places.kube.names import Object
+from oars.places.kube.values import FILES, POD_FIELDS, SCRATCH, SECRETS, pod_values, secret_files
+from oars.plan.fill import fill
+from oars.spec.cluster import ClusterSpec
+
+GPU = "nvidia.com/gpu"
+USER = 1000
+LEAST_GRACE = 30  # seconds; Kubernetes' own default
+NON_ROOT = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+# Every second: a probe adds at most that to the start. It fails late: a busy member is not a dead one.
+PROBE_PACE = {"periodSeconds": 1, "timeoutSeconds": 3, "failureThreshold": 5}
+_FILE = re.compile(r"\$\(file\.([\w.-]+)\)")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster as Kubernetes shall have it: name and place, what the user said, what the engine makes of it."""
+
+    name: str
+    namespace: str
+    spec: ClusterSpec
+    shape: Shape
+    helped: bool = False  # with our helper beside the head, for those who look after it
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return names.labels(self.name, self.spec.engine)
+
+
+def template(cluster: Cluster, group: Group) -> Object:
+    """The PodTemplateSpec of a group, with the user's overlay."""
+    ours = {
+        "metadata": {
+            "labels": {**cluster.labels, **names.pod_labels(cluster.name, group.role, group.name)},
+            "annotations": {"kubectl.kubernetes.io/default-container": group.role.value},
+        },
+        "spec": _spec(cluster, group),
+    }
+    if group.role is Role.HEAD:
+        return overlay.merged(ours, cluster.spec.head.pod, "head.pod")
+    theirs = next(entry.pod for entry in cluster.spec.workers if entry.name == group.name)
+    return overlay.merged(ours, theirs, f"workers[{group.name}].pod")
+
+
+def revision(pod_template: Mapping[str, Any]) -> str:
+    """A short name for the content of a template: the same for the same, whoever computes it."""
+    return hashlib.sha256(json.dumps(pod_template, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def used_files(process: Process) -> dict[str, str]:
+    """Those that the command or its environment names; others serve places that run the engine in another way."""
+    named = set(_FILE.findall(" ".join([*process.argv, *process.env.values()])))
+    return {name: text for name, text in process.files.items() if name in named}
+
+
+def file_key(group: Group, name: str) -> str:
+    """Its key in the ConfigMap: groups may have files of the same name that differ."""
+    return f"{group.name}.{name}"
+
+
+def _spec(cluster: Cluster, group: Group) -> Object:
+    process = group.process
+    return {
+        "automountServiceAccountToken": False,
+        "containers": [_container(cluster, group)],
+        "enableServiceLinks": False,  # a Service called ray would set RAY_PORT, which Ray reads
+        "securityContext": NON_ROOT,
+        "serviceAccountName": cluster.name,
+        "terminationGracePeriodSeconds": max(LEAST_GRACE, int(process.stop.grace)),
+        "volumes": _volumes(cluster, group),
+    }
+
+
+def _container(cluster: Cluster, group: Group) -> Object:
+    values = pod_values(cluster.name, cluster.shape, group)
+    process = group.process
+    ports = [{"name": _port_name(p.alias or p.name), "containerPort": p.default} for p in process.ports]
+    container = {
+        "name": group.role.value,
+        "image": image(cluster),
+        "command": [fill(word, values) for word in process.argv],
+        "env": environment(cluster, group),
+        "ports": ports,
+        "resources": _resources(group),
+        "securityContext": NO_PRIVILEGES,
+        "volumeMounts": _mounts(cluster, group),
+    }
+    if process.probe is not None:
+        container["readinessProbe"] = {**_probe(process.probe, process), **PROBE_PACE}
+    return container
+
+
+def image(cluster: Cluster) -> str:
+    chosen = cluster.spec.image or cluster.shape.image
+    if not chosen:
+        raise SpecError(
+            f"image: no image is named, and the engine {cluster.spec.engine} has no usual one.",
+            "Name one that holds the engine: --image REGISTRY/NAME:TAG.",
+        )
+    return chosen
+
+
+def environment(cluster: Cluster, group: Group) -> list[Object]:
+    """Facts of the pod first: what follows may use them."""
+    values = pod_values(cluster.name, cluster.shape, group)
+    facts = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()]
+    texts = {name: fill(text, values) for name, text in group.process.env.items()}
+    ours = {"HOME": SCRATCH, **_service_variables(cluster), **texts}
+    return [*facts, *({"name": name, "value": text} for name, text in ours.items())]
+
+
+def _service_variables(cluster: Cluster) -> dict[str, str]:
+    """Those that service links would give, as scripts know them (RAY_HEAD_SERVICE_HOST), with the Service's name."""
+    service = names.head(cluster.name)
+    found = {}
+    for owner in dict.fromkeys((service, names.head(cluster.spec.engine))):
+        prefix = owner.upper().replace("-", "_")
+        found[f"{prefix}_SERVICE_HOST"] = service
+        ports = [port for port in cluster.shape.head.process.ports if port.served]
+        for port in ports:
+            found.setdefault(f"{prefix}_SERVICE_PORT", str(port.default))
+            name = (port.alias or port.name).upper().replace("-", "_")
+            found[f"{prefix}_SERVICE_PORT_{name}"] = str(port.default)
+    return found
+
+
+def _resources(group: Group) -> Object:
+    resources = group.resources
+    amounts = {"cpu": cpu_quantity(resources.cpu)}
+    if resources.memory is not None:
+        amounts["memory"] = str(resources.memory)
+    if resources.gpu:
+        amounts[GPU] = str(resources.gpu)
+    return {"requests": amounts, "limits": dict(amounts)}
+
+
+def cpu_quantity(cpu: float) -> str:
+    return f"{cpu:g}" if cpu == int(cpu) else f"{round(cpu * 1000)}m"
+
+
+def _probe(probe: Probe, process: Process) -> Object:
+    port = next(port.default for port in process.ports if port.name == probe.port)
+    return {"httpGet": {"path": probe.path, "port": port}} if probe.path else {"tcpSocket": {"port": port}}
+
+
+def _volumes(cluster: Cluster, group: Group) -> list[Object]:
+    volumes: list[Object] = [{"name": "tmp", "emptyDir": {}}]
+    if group.resources.shared_memory:
+        limit = str(group.resources.shared_memory)
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
+    files = [{"key": file_key(group, name), "path": name} for name in used_files(group.process)]
+    if files:
+        volumes.append({"name": "oars-files", "configMap": {"name": names.root(cluster.name), "items": files}})
+    if secret_files(cluster.shape):
+        items = [{"key": name, "path": name} for name in secret_files(cluster.shape)]
+        secret = {"secretName": names.root(cluster.name), "defaultMode": 0o440, "items": items}
+        volumes.append({"name": "oars-secrets", "secret": secret})
+    return volumes
+
+
+def _mounts(cluster: Cluster, group: Group) -> list[Object]:
+    places = {"tmp": SCRATCH, "shm": "/dev/shm", "oars-files": FILES, "oars-secrets": SECRETS}
+    there = [volume["name"] for volume in _volumes(cluster, group)]
+    read_only = {"readOnly": True}
+    return [
+        {"name": name, "mountPath": places[name], **(read_only if name.startswith("oars-") else {})} for name in there
+    ]
+
+
+def _port_name(name: str) -> str:
+    """At most 15 characters with a letter among them."""
+    return name[:15].rstrip("-")

@@ -1,0 +1,171 @@
+"""A cluster as Kubernetes objects. One rendering for all ways in: `oars render` prints it, others apply it. Pure."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from oars.model import Group, Role
+from oars.places.kube import names
+from oars.places.kube.names import Object
+from oars.places.kube.pod import Cluster, file_key, revision, template, used_files
+from oars.places.kube.values import pod_values, secret_files
+from oars.plan.fill import fill
+
+DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+OPERATOR = {"app.kubernetes.io/name": "oars-operator"}
+
+
+def manifests(cluster: Cluster) -> list[Object]:
+    """Everything but secrets, in an order in which it can be applied."""
+    workers = [worker_deployment(cluster, group, group.replicas) for group in cluster.shape.workers]
+    namespace = [namespace_object(cluster)] if cluster.spec.namespace.create else []
+    return [*namespace, *surroundings(cluster), head_deployment(cluster), *workers]
+
+
+def surroundings(cluster: Cluster) -> list[Object]:
+    """All that members need to be there, and that is not a member."""
+    files = config_map(cluster)
+    return [
+        cluster_object(cluster, "v1", "ServiceAccount", cluster.name, automountServiceAccountToken=False),
+        *([files] if files["data"] else []),
+        service(cluster),
+        disruption_budget(cluster),
+        network_policy(cluster),
+        *([ingress(cluster)] if cluster.spec.expose.host else []),
+    ]
+
+
+def namespace_object(cluster: Cluster) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": cluster.namespace, "labels": cluster.labels},
+    }
+
+
+def config_map(cluster: Cluster) -> Object:
+    """Files of the engine that its members read, filled in: on Kubernetes ports are the same in every pod."""
+    data = {}
+    for group in (cluster.shape.head, *cluster.shape.workers):
+        values = pod_values(cluster.name, cluster.shape, group)
+        for name, text in used_files(group.process).items():
+            data[file_key(group, name)] = _fill_known(text, values)
+    return cluster_object(cluster, "v1", "ConfigMap", names.root(cluster.name), data=data)
+
+
+def _fill_known(text: str, values: Mapping[str, str]) -> str:
+    """Files are not seen by Kubernetes, so only what is the same for all pods can be filled in."""
+    fixed = {name: value for name, value in values.items() if "$(" not in value}
+    return fill(text, fixed) if any(f"$({name})" in text for name in fixed) else text
+
+
+def secret(cluster: Cluster, content: Mapping[str, bytes]) -> Object:
+    data = {name: base64.b64encode(value).decode() for name, value in content.items()}
+    return cluster_object(cluster, "v1", "Secret", names.root(cluster.name), type="Opaque", data=data)
+
+
+def service(cluster: Cluster) -> Object:
+    """Published before the head is ready: workers that start with it need not wait for a probe and a proxy."""
+    expose = cluster.spec.expose
+    ports = [
+        {"name": port.alias or port.name, "port": port.default, "targetPort": port.default, "protocol": "TCP"}
+        for port in cluster.shape.head.process.ports
+        if port.served
+    ]
+    body = cluster_object(
+        cluster, "v1", "Service", names.head(cluster.name),
+        spec={
+            "type": expose.type,
+            "selector": names.pod_labels(cluster.name, Role.HEAD, cluster.shape.head.name),
+            "publishNotReadyAddresses": True,
+            "ports": ports,
+        },
+    )  # fmt: skip
+    if expose.annotations:
+        body["metadata"]["annotations"] = dict(expose.annotations)
+    return body
+
+
+def disruption_budget(cluster: Cluster) -> Object:
+    """Whoever empties a node asks first: with the head goes all that the cluster holds."""
+    selector = {"matchLabels": names.pod_labels(cluster.name, Role.HEAD, cluster.shape.head.name)}
+    spec = {"maxUnavailable": 0, "selector": selector}
+    return cluster_object(cluster, "policy/v1", "PodDisruptionBudget", names.head(cluster.name), spec=spec)
+
+
+def network_policy(cluster: Cluster) -> Object:
+    """Members speak to each other freely. Others in the namespace reach what the head serves; an operator looks after
+    it from elsewhere; from outside only what was exposed is open."""
+    ports = [{"port": port.default} for port in cluster.shape.head.process.ports if port.served]
+    exposed = cluster.spec.expose.type != "ClusterIP" or cluster.spec.expose.host
+    served: Object = {"ports": ports}
+    if not exposed:
+        served["from"] = [{"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}]
+    rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: cluster.name}}}]}, served]
+    if cluster.helped:
+        rules.append({"ports": [{"port": names.HELPER_PORT}]})  # it asks for a token
+    spec = {
+        "podSelector": {"matchLabels": {names.CLUSTER: cluster.name}},
+        "policyTypes": ["Ingress"],
+        "ingress": rules,
+    }
+    return cluster_object(cluster, "networking.k8s.io/v1", "NetworkPolicy", cluster.name, spec=spec)
+
+
+def ingress(cluster: Cluster) -> Object:
+    expose = cluster.spec.expose
+    dashboard = next((p for p in cluster.shape.head.process.ports if p.name in ("dashboard", "web")), None)
+    if dashboard is None:
+        dashboard = cluster.shape.head.process.ports[0]
+    backend = {"service": {"name": names.head(cluster.name), "port": {"number": dashboard.default}}}
+    spec: dict[str, Any] = {
+        "rules": [{"host": expose.host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}]
+    }
+    if expose.ingress_class:
+        spec["ingressClassName"] = expose.ingress_class
+    if expose.tls_secret:
+        spec["tls"] = [{"hosts": [expose.host], "secretName": expose.tls_secret}]
+    body = cluster_object(cluster, "networking.k8s.io/v1", "Ingress", names.head(cluster.name), spec=spec)
+    body["metadata"]["annotations"] = dict(expose.annotations)
+    return body
+
+
+def head_deployment(cluster: Cluster) -> Object:
+    group = cluster.shape.head
+    pods = template(cluster, group)
+    spec = {
+        "replicas": 1,
+        "revisionHistoryLimit": 1,
+        "strategy": {"type": "Recreate"},  # never two heads
+        "selector": {"matchLabels": names.pod_labels(cluster.name, Role.HEAD, group.name)},
+        "template": pods,
+    }
+    return cluster_object(cluster, "apps/v1", "Deployment", names.head(cluster.name), spec=spec)
+
+
+def worker_deployment(cluster: Cluster, group: Group, replicas: int) -> Object:
+    spec = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": names.pod_labels(cluster.name, Role.WORKER, group.name)},
+        "template": template(cluster, group),
+    }
+    return cluster_object(cluster, "apps/v1", "Deployment", names.workers(cluster.name, group.name), spec=spec)
+
+
+def revision_of(cluster: Cluster, group: Group) -> str:
+    """What a change of makes other pods necessary: the template and the files it mounts."""
+    values = pod_values(cluster.name, cluster.shape, group)
+    files = {name: _fill_known(text, values) for name, text in used_files(group.process).items()}
+    return revision({"template": template(cluster, group), "files": files})
+
+
+def needs_secret(cluster: Cluster) -> bool:
+    return bool(secret_files(cluster.shape)) or cluster.helped
+
+
+def cluster_object(cluster: Cluster, version: str, kind: str, name: str, **body: Any) -> Object:
+    metadata = {"name": name, "namespace": cluster.namespace, "labels": cluster.labels}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}

@@ -1,0 +1,183 @@
+"""The two kinds of roots: a ComputeCluster, looked after by the operator, or a ConfigMap, by the client itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from oars.kube.client import Client
+from oars.kube.errors import is_not_found
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, EVENT, Kind, Object
+from oars.model import Cause, Notes
+from oars.places.kube import names, record
+from oars.places.report import Report
+from oars.spec.status import Phase, Status
+
+INTENT, STATUS, NOTES = "cluster.json", "status.json", "notes.json"
+FORCE = "oars.dev/force-generation"  # annotation: this generation's workers may go with what they hold
+COUNT_SECONDS = 1.0  # between two writes that tell of nothing but more workers being ready
+
+
+def reference(kind: Kind, obj: Object) -> Object:
+    """An owner reference."""
+    metadata = obj["metadata"]
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,  # to set it one may need a right that nobody has
+    }
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What shall be, as the client that made the cluster keeps it in the root ConfigMap."""
+
+    spec: dict[str, Any]
+    generation: int = 1
+    force: bool = False
+    tied: bool = False
+
+    @classmethod
+    def of(cls, config_map: Object) -> Intent:
+        return cls(**json.loads(config_map["data"][INTENT]))
+
+    def data(self) -> dict[str, str]:
+        return {INTENT: json.dumps(asdict(self))}
+
+
+def report_of(config_map: Object) -> Report | None:
+    """As last told by whoever looks after it."""
+    text = config_map.get("data", {}).get(STATUS)
+    return Report.from_json(json.loads(text)) if text else None
+
+
+class ConfigMapRoot:
+    """Direct mode."""
+
+    def __init__(self, client: Client, config_map: Object) -> None:
+        self._client = client
+        self._metadata = config_map["metadata"]
+        self.owner = reference(CONFIG_MAP, config_map)
+        self.notes: Notes = record.load_notes(json.loads(config_map.get("data", {}).get(NOTES, "null")))
+        self._report = report_of(config_map)
+
+    @property
+    def report(self) -> Report | None:
+        return self._report
+
+    async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
+        data = {}
+        if record.dump_notes(notes) != record.dump_notes(self.notes):
+            data[NOTES] = json.dumps(record.dump_notes(notes))
+        report = self._report if status is None else Report(status, causes)
+        if report is not None and report != self._report:
+            data[STATUS] = json.dumps(report.to_json())
+        self.notes, self._report = notes, report
+        if data:
+            await self._client.patch(CONFIG_MAP, self._metadata["name"], self._metadata["namespace"], {"data": data})
+
+
+class ClusterRoot:
+    """Operator mode: the ComputeCluster's status keeps it all."""
+
+    def __init__(self, client: Client, resource: Object, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._resource = resource
+        self._clock = clock
+        self._written = -COUNT_SECONDS
+        self._told: tuple[str, str] = ("", "")
+        self._status: Object = dict(resource.get("status") or {})
+        self.owner = reference(COMPUTE_CLUSTER, resource)
+        self.notes: Notes = record.load_notes(self._status.get("notes"))
+
+    async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
+        """A change that only counts workers may wait: a cluster of a thousand would be written a thousand times."""
+        fresh = dict(self._status)
+        if record.dump_notes(notes) != record.dump_notes(self.notes) and notes.head_changes + len(notes.retiring):
+            fresh["notes"] = record.dump_notes(notes)
+        if status is not None:
+            fresh |= self._shown(status, causes)
+            fresh["notes"] = record.dump_notes(notes)
+        self.notes = notes
+        if fresh == self._status or (self._is_hurried(fresh) and status is not None):
+            return
+        await self._write(fresh)
+        await self._tell(status, causes)
+
+    def _shown(self, status: Status, causes: tuple[Cause, ...]) -> Object:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        selector = names.selector({names.CLUSTER: status.name, names.ROLE: "worker"})
+        grave = causes_that_matter(causes)
+        if status.phase is Phase.STARTING and not grave:
+            status = replace(status, reason="", message="")  # that it takes its course is not worth a write each time
+        return {**record.cr_status(status, grave, self._status, now), "selector": selector}
+
+    def _is_hurried(self, fresh: Object) -> bool:
+        steady = ("phase", "reason", "observedGeneration", "notes", "endpoints")
+        same = all(fresh.get(key) == self._status.get(key) for key in steady)
+        return same and self._clock() - self._written < COUNT_SECONDS
+
+    async def _write(self, fresh: Object) -> None:
+        # A merge would keep what is gone from a map: those that shrink are replaced by null first.
+        metadata = self._resource["metadata"]
+        changed = {key: value for key, value in fresh.items() if self._status.get(key) != value}
+        if "notes" in changed:
+            gone = set((self._status.get("notes") or {}).get("retiring") or ()) - set(changed["notes"]["retiring"])
+            changed["notes"] = {**changed["notes"], "retiring": {**changed["notes"]["retiring"], **dict.fromkeys(gone)}}
+        body = {"status": changed}
+        try:
+            await self._client.patch(
+                COMPUTE_CLUSTER, metadata["name"], metadata["namespace"], body, subresource="status"
+            )
+        except Exception as error:
+            if is_not_found(error):
+                return  # it was deleted meanwhile, and all goes with it
+            raise
+        self._status, self._written = fresh, self._clock()
+
+    async def _tell(self, status: Status | None, causes: tuple[Cause, ...]) -> None:
+        """What a person should hear of is also an Event."""
+        grave = causes_that_matter(causes)
+        said = (grave[0].reason, grave[0].message) if grave else ("", "")
+        if status is None or said == self._told:
+            return
+        self._told = said
+        if grave:
+            await self._client.create(event(self._resource, grave[0]))
+
+
+def causes_that_matter(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
+    """Without those that only say that things take their course."""
+    return tuple(cause for cause in causes if cause.todo or cause.lines)
+
+
+def event(resource: Object, cause: Cause) -> Object:
+    metadata = resource["metadata"]
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    involved = {
+        "apiVersion": COMPUTE_CLUSTER.api_version,
+        "kind": COMPUTE_CLUSTER.kind,
+        "name": metadata["name"],
+        "namespace": metadata["namespace"],
+        "uid": metadata["uid"],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": EVENT.kind,
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "involvedObject": involved,
+        "type": "Warning",
+        "reason": cause.reason,
+        "message": f"{cause.message} {cause.todo}".strip()[:1000],
+        "source": {"component": "oars"},
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }

@@ -1,0 +1,60 @@
+"""The cluster's Secret: certificates and tokens, made once and never written over."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from oars.base.errors import OarsError
+from oars.kube.client import Client
+from oars.kube.errors import ApiError
+from oars.kube.kinds import SECRET, Object
+from oars.places.kube import names, render
+from oars.places.kube.beside import CONTROL_TOKEN
+from oars.places.kube.pod import Cluster
+from oars.secure.certs import cluster_certificates
+from oars.secure.tokens import new_token
+
+
+def make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
+    """Fresh content for a cluster."""
+    made: dict[str, bytes] = {CONTROL_TOKEN: new_token().encode()}
+    if "tls" in kinds:
+        made |= cluster_certificates(name)
+    if "token" in kinds:
+        made["token"] = new_token().encode()
+    return made
+
+
+async def ensure_secret(client: Client, cluster: Cluster, owner: Object) -> str:
+    """See to it that the Secret is there; returns the helper's token."""
+    made = make_secrets(cluster.name, cluster.shape.secrets)
+    obj = render.secret(cluster, made)
+    obj["metadata"]["ownerReferences"] = [owner]
+    try:
+        found = await client.create(obj)
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+        found = await client.get(SECRET, names.root(cluster.name), cluster.namespace)
+        missing = {key: value for key, value in obj["data"].items() if key not in found.get("data", {})}
+        if missing:
+            found = await client.patch(SECRET, names.root(cluster.name), cluster.namespace, {"data": missing})
+    return content(found)[CONTROL_TOKEN].decode()
+
+
+def content(secret: Object) -> dict[str, bytes]:
+    return {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
+
+
+async def read_secrets(client: Client, cluster: str, namespace: str) -> dict[str, bytes]:
+    """For a client of the cluster; empty if it has none."""
+    try:
+        return content(await client.get(SECRET, names.root(cluster), namespace))
+    except ApiError as error:
+        if error.status == 404:
+            return {}
+        raise OarsError(
+            f"The secrets of {cluster!r} cannot be read: {error.message}",
+            "Ask for the right to get this Secret; `oars rbac --mode user` prints it.",
+        ) from error

@@ -1,0 +1,47 @@
+"""Fixtures for the tests of the operator and of direct mode; see lab/fixtures.py for those they stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from lab.kube import Kube
+from lab.wait import until
+
+from oars.operator import crd
+from oars.spec.cluster import API_VERSION
+from tests.api.stage import Operator, Stage, holder
+
+NODES = 4
+
+
+@pytest.fixture
+def stage(kube_api: Kube, kwok: Callable[[int], list[str]]) -> Stage:
+    """The kind is served, and pods are played."""
+    where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd.NAME}"
+    kube_api.api.apply(where, crd.compute_cluster())
+    kwok(NODES)
+    clusters = kube_api.path(crd.PLURAL, f"apis/{API_VERSION}")
+    until("the kind is served", lambda: kube_api.api.raw("GET", clusters)[0] == 200)
+    return Stage(kube_api)
+
+
+@pytest.fixture
+def operators(stage: Stage, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
+    """`operators(kubeconfig, identity, leads=True)`: start one; returns when it leads. All are ended afterwards."""
+    started: list[Operator] = []
+
+    def start(kubeconfig: Path | None = None, identity: str = "one", *, leads: bool = True) -> Operator:
+        log = tmp_path / f"operator-{identity}-{len(started)}.log"
+        made = Operator(kubeconfig or stage.kube.kubeconfig, stage.kube.namespace, log, identity)
+        started.append(made)
+        if leads:
+            until(f"{identity} leads", lambda: holder(stage.kube).startswith(f"{identity}-"), 40)
+        return made
+
+    yield start
+    for each in started:
+        each.kill()
+        # Shown by pytest with a failed test.
+        print(f"--- {each.log.name}", *each.lines[-60:], sep="\n")  # noqa: T201

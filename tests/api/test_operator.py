@@ -1,0 +1,128 @@
+"""The operator on a real control plane, its pods played by kwok: what it makes, in how many writes, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from lab.faultproxy import FaultProxy
+
+from oars.places.kube import names
+from tests.api.stage import Operator, Stage, group, quiet_for, resource
+
+Operators = Callable[..., Operator]
+Proxies = Callable[..., FaultProxy]
+
+
+def object_writes(proxy: FaultProxy) -> list[str]:
+    """Writes of the cluster's objects: neither the Lease, nor what is told (status, events)."""
+    found = [record.request for record in proxy.writes]
+    told = [r for r in found if r.resource in ("leases", "events") or r.subresource == "status"]
+    return [f"{r.verb} {r.resource}/{r.name}" for r in found if r not in told]
+
+
+def status_writes(proxy: FaultProxy) -> int:
+    return proxy.count(resource="computeclusters", subresource="status", verb="patch")
+
+
+@pytest.fixture
+def proxied(stage: Stage, operators: Operators, fault_proxy: Proxies) -> FaultProxy:
+    """An operator at work behind a proxy that counts."""
+    proxy = fault_proxy()
+    operators(proxy.kubeconfig)
+    return proxy
+
+
+def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: Stage, proxied: FaultProxy) -> None:
+    made = stage.create(resource("demo"))
+    status = stage.await_ready("demo")
+    assert status["ready"] == "3/3" and status["replicas"] == 3
+    assert status["endpoints"]["client"] == f"played://demo-head.{stage.kube.namespace}:8786"
+    assert status["conditions"][0]["status"] == "True"
+    assert len(object_writes(proxied)) <= 8, object_writes(proxied)
+    assert status_writes(proxied) <= 5
+    owners = {
+        (each["metadata"]["ownerReferences"][0]["uid"], each["metadata"]["name"])
+        for each in stage.deployments("demo").values()
+    }
+    assert owners == {(made["metadata"]["uid"], "demo-head"), (made["metadata"]["uid"], "demo-worker")}
+
+
+def test_at_rest_nothing_is_written_and_nothing_read_but_watches(stage: Stage, proxied: FaultProxy) -> None:
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+
+    def requests() -> int:
+        return len([r for r in proxied.records if r.request.resource != "leases"])
+
+    stage.until("demo", "settles", lambda: quiet_for(2, requests) == 0)
+    assert quiet_for(20, requests) == 0, proxied.records[-5:]
+
+
+def test_scaling_from_three_to_three_hundred_is_one_write(
+    stage: Stage, proxied: FaultProxy, kwok: Callable[[int], list[str]]
+) -> None:
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    before = len(object_writes(proxied))
+    told = status_writes(proxied)
+    stage.edit("demo", {"replicas": 300})
+    status = stage.await_ready("demo", 120)
+    assert status["ready"] == "300/300"
+    assert object_writes(proxied)[before:] == ["patch deployments/demo-worker"]
+    assert status_writes(proxied) - told < 100  # counting alone is told once a second
+
+
+def test_kubectl_scale_works(stage: Stage, operators: Operators) -> None:
+    operators()
+    stage.create(resource("demo", group(replicas=1)))
+    stage.await_ready("demo")
+    stage.kube.kubectl("scale", "computecluster/demo", "--replicas=4")
+    assert stage.await_ready("demo")["ready"] == "4/4"
+    selector = stage.get("demo")["status"]["selector"]
+    assert len(stage.kube.pods(selector.replace(",", "%2C"))) == 4
+
+
+def test_scaling_down_takes_exactly_the_chosen(stage: Stage, proxied: FaultProxy) -> None:
+    stage.create(resource("demo", group(replicas=10)))
+    stage.await_ready("demo")
+    before = stage.workers("demo")
+    stage.edit("demo", {"replicas": 4})
+    stage.await_ready("demo")
+    stage.until("demo", "has four workers", lambda: len(stage.pods("demo", "worker")) == 4)
+    marked = {
+        record.request.name
+        for record in proxied.writes
+        if record.request.resource == "pods" and record.request.verb == "patch"
+    }
+    assert len(marked) == 6
+    assert stage.workers("demo") == before - marked
+
+
+def test_deletion_leaves_nothing(stage: Stage, operators: Operators) -> None:
+    operator = operators()
+    stage.create(resource("demo"))
+    stage.create(resource("other", group(replicas=1)))
+    stage.await_ready("demo")
+    stage.await_ready("other")
+    stage.delete("demo")
+    stage.kube.api.request("DELETE", stage.kube.path("pods") + f"?labelSelector={names.CLUSTER}%3Ddemo&gracePeriodSeconds=0")
+    stage.until("other", "is alone", lambda: not stage.left("demo"))
+    assert stage.is_ready("other")
+    assert operator.stop() == 128 + 15
+    assert not operator.says("Traceback")
+
+
+def test_the_same_name_again_is_another_cluster(stage: Stage, operators: Operators) -> None:
+    operators()
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    stage.delete("demo")
+    again = stage.create(resource("demo", group(replicas=2)))
+    assert stage.await_ready("demo")["ready"] == "2/2"
+    stage.until(
+        "demo",
+        "has only new objects",
+        lambda: {d["metadata"]["ownerReferences"][0]["uid"] for d in stage.deployments("demo").values()}
+        == {again["metadata"]["uid"]},
+    )

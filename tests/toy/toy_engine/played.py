@@ -1,0 +1,52 @@
+"""An engine for pods that are only played (kwok): its members run nothing, so a pod that is ready is a member that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oars.base.errors import SpecError
+from oars.engines.base import Wire
+from oars.model import HEAD, Drained, Group, MemberId, MemberView, Needs, Port, Process, Resources, Role, Shape, View
+from oars.spec.cluster import ClusterSpec
+
+
+class PlayedEngine:
+    name = "played"
+    session = "toy_engine.session"
+
+    def needs(self, spec: ClusterSpec) -> Needs:
+        return Needs("toy-engine", ("toy_engine",), ("toy-engine==1.0",))
+
+    def check(self, spec: ClusterSpec) -> None:
+        if spec.options:
+            raise SpecError(f"spec.options: played has no option {sorted(spec.options)[0]!r}.", "It has none.")
+
+    def shape(self, spec: ClusterSpec) -> Shape:
+        head = Process(argv=("played", "head"), env={**spec.env, **spec.head.env}, ports=(Port("client", 8786),))
+        return Shape(
+            head=Group("head", Role.HEAD, 1, head, Resources(spec.head.cpu, spec.head.memory)),
+            workers=tuple(
+                Group(
+                    group.name,
+                    Role.WORKER,
+                    group.replicas,
+                    Process(argv=("played", "worker", "$(head.host)"), env={**spec.env, **group.env}),
+                    Resources(group.cpu, group.memory),
+                )
+                for group in spec.workers
+            ),
+            endpoints={"client": "played://$(head.host):$(head.client)", "dashboard": ""},
+            image="oars.lab/played:1",
+        )
+
+    async def look(self, wire: Wire) -> View:
+        """Nobody is there to ask: what the place says holds."""
+        if HEAD not in wire.answering:
+            return View(message="the head is not ready")
+        return View(up=True, members={member: MemberView(True) for member in wire.answering if member != HEAD})
+
+    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
+        return [Drained(member, True) for member in members]
+
+
+engine = PlayedEngine()

@@ -1,0 +1,189 @@
+"""Credentials: files that change, and plug-ins, which are real little programs here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oars.kube import auth
+from oars.kube.auth import Credentials, impersonation_headers, tls_context
+from oars.kube.errors import ConfigError
+from oars.kube.target import ExecPlugin, Impersonation, Pem, Target
+
+SERVER = "https://k:6443"
+VERSIONS = ["client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"]
+
+
+def header(credentials: Credentials) -> str:
+    return dict(asyncio.run(credentials.headers())).get("Authorization", "")
+
+
+def plugin(folder: Path, status: dict[str, Any], version: str = VERSIONS[0], **options: Any) -> ExecPlugin:
+    """A program that counts its runs, keeps what it was told, and prints a credential; $N becomes its run's number."""
+    text = json.dumps({"kind": "ExecCredential", "apiVersion": version, "status": status})
+    program = folder / "log-in"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, pathlib\n"
+        f"folder = pathlib.Path({str(folder)!r})\n"
+        "with (folder / 'runs').open('a') as runs: runs.write('x')\n"
+        "info, more = os.environ['KUBERNETES_EXEC_INFO'], os.environ.get('K', '')\n"
+        "(folder / 'told').write_text(info + '\\n' + more + str(sys.argv[1:]))\n"
+        f"print({text!r}.replace('$N', str(len((folder / 'runs').read_text()))))\n"
+    )
+    program.chmod(0o755)
+    return ExecPlugin(str(program), api_version=version, interactive="Never", **options)
+
+
+def runs(folder: Path) -> int:
+    return len((folder / "runs").read_text())
+
+
+def credentials(made: ExecPlugin) -> Credentials:
+    return Credentials(Target(SERVER, exec_plugin=made), os.environ)
+
+
+def in_seconds(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_static_ones() -> None:
+    assert header(Credentials(Target(SERVER, token="t"), {})) == "Bearer t"
+    assert header(Credentials(Target(SERVER, username="u", password="p"), {})) == "Basic dTpw"
+    assert header(Credentials(Target(SERVER), {})) == ""
+
+
+def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "token"
+    path.write_text("one\n")
+    made = Credentials(Target(SERVER, token_file=str(path)), {})
+    assert header(made) == "Bearer one"
+    path.write_text("two\n")
+    assert header(made) == "Bearer one"
+    assert asyncio.run(made.renew())
+    assert header(made) == "Bearer two"
+    assert not asyncio.run(made.renew()), "the same token was refused already"
+    monkeypatch.setattr(auth, "TOKEN_SECONDS", 0)
+    path.write_text("three")
+    assert header(made) == "Bearer three"
+    path.unlink()
+    assert header(made) == "Bearer three"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        header(Credentials(Target(SERVER, token_file=str(path)), {}))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_plugin_is_told_and_asked_once(tmp_path: Path, version: str) -> None:
+    options = {"args": ("a",), "env": (("K", "V"),), "cluster_info": {"server": SERVER}}
+    made = credentials(plugin(tmp_path, {"token": "t$N"}, version, **options))
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*[made.headers() for _ in range(10)])
+
+    assert {dict(lines)["Authorization"] for lines in asyncio.run(many())} == {"Bearer t1"}
+    assert runs(tmp_path) == 1
+    info, rest = (tmp_path / "told").read_text().split("\n")
+    assert json.loads(info)["spec"] == {"interactive": False, "cluster": {"server": SERVER}}
+    assert (json.loads(info)["apiVersion"], rest) == (version, "V['a']")
+
+
+def test_a_plugin_s_token_lasts_until_it_expires(tmp_path: Path) -> None:
+    status = {"token": "t$N", "expirationTimestamp": in_seconds(3600)}
+    made = credentials(plugin(tmp_path, status))
+    assert header(made) == header(made) == "Bearer t1"
+    plugin(tmp_path, {**status, "expirationTimestamp": in_seconds(5)})
+    assert asyncio.run(made.renew())
+    assert header(made) == "Bearer t3", "what expires within seconds is not used"
+
+
+def test_a_plugin_s_certificate(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    made = credentials(plugin(tmp_path, {"clientCertificateData": cert, "clientKeyData": key}))
+    first = asyncio.run(made.tls())
+    assert first is not None and first is asyncio.run(made.tls())
+    assert header(made) == ""
+    other, key = certificate(tmp_path)
+    plugin(tmp_path, {"clientCertificateData": other, "clientKeyData": key})
+    asyncio.run(made.renew())
+    assert asyncio.run(made.tls()) is not first, "connections with the old certificate are not used again"
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "neither": ({"token": ""}, "neither token nor certificate"),
+    "half a pair": ({"clientCertificateData": "x"}, "neither token nor certificate"),
+    "odd time": ({"token": "t", "expirationTimestamp": "soon"}, "no ExecCredential"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_plugins(tmp_path: Path, case: str) -> None:
+    status, words = WRONG[case]
+    with pytest.raises(ConfigError, match=words):
+        header(credentials(plugin(tmp_path, status)))
+
+
+def test_plugins_that_fail(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not here") as missing:
+        header(credentials(ExecPlugin("no-such-program", interactive="Never", install_hint="brew install it")))
+    assert missing.value.hint == "brew install it"
+    made = plugin(tmp_path, {"token": "t"})
+    with pytest.raises(ConfigError, match="speaks"):
+        header(credentials(replace(made, api_version=VERSIONS[1])))
+    Path(made.command).write_text("#!/bin/sh\necho 'log in first' >&2\nexit 3\n")
+    with pytest.raises(ConfigError, match="code 3") as failed:
+        header(credentials(made))
+    assert failed.value.details == ("log in first",)
+
+
+def test_a_plugin_that_must_ask_needs_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "stdin").open("w+") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        made = replace(plugin(tmp_path, {"token": "t"}), interactive="Always")
+        with pytest.raises(ConfigError, match="no terminal"):
+            header(credentials(made))
+        assert header(credentials(replace(made, interactive="IfAvailable"))) == "Bearer t"
+
+
+def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oars.kube.execplugin.SECONDS", 0.3)
+    made = plugin(tmp_path, {"token": "t"})
+    Path(made.command).write_text("#!/bin/sh\nexec sleep 100\n")
+    with pytest.raises(ConfigError, match="said nothing"):
+        header(credentials(made))
+
+
+def test_impersonation() -> None:
+    who = Impersonation("ann", "7", ("g", "h"), (("acme.com/x", ("1", "2")),))
+    assert impersonation_headers(who) == [
+        ("Impersonate-User", "ann"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "g"),
+        ("Impersonate-Group", "h"),
+        ("Impersonate-Extra-acme.com%2Fx", "1"),
+        ("Impersonate-Extra-acme.com%2Fx", "2"),
+    ]
+
+
+def test_unusable_certificates(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="authority"):
+        tls_context(Target(SERVER, ca=Pem(data="no PEM")), Pem(), Pem())
+    with pytest.raises(ConfigError, match="client certificate"):
+        tls_context(Target(SERVER), Pem(path=str(tmp_path / "none")), Pem())
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    cert, key = folder / "c.pem", folder / "k.pem"
+    words = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=u -keyout {key} -out {cert}"
+    )
+    subprocess.run(words.split(), check=True, capture_output=True, timeout=30)
+    return cert.read_text(), key.read_text()

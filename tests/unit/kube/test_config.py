@@ -1,0 +1,226 @@
+"""Kubeconfigs by kubectl's rules: written to files, read as a user's would be."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from oars.kube import config
+from oars.kube.config import load
+from oars.kube.errors import ConfigError
+from oars.kube.proxies import proxy_of
+
+
+def content(name: str, **changes: Any) -> dict[str, Any]:
+    """A kubeconfig of one cluster, user and context, all of one name."""
+    return {
+        "current-context": changes.get("current", name),
+        "clusters": [{"name": name, "cluster": {"server": f"https://{name}:6443", **changes.get("cluster", {})}}],
+        "users": [{"name": name, "user": changes.get("user", {"token": f"token-of-{name}"})}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, **changes.get("context", {})}}],
+    }
+
+
+def written(path: Path, what: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(what))
+    return path
+
+
+def test_home_is_the_last_file_looked_for(tmp_path: Path) -> None:
+    written(tmp_path / ".kube/config", content("a"))
+    target = load({"HOME": str(tmp_path)})
+    assert (target.server, target.context, target.namespace, target.token) == (
+        "https://a:6443",
+        "a",
+        "default",
+        "token-of-a",
+    )
+
+
+def test_an_explicit_file_wins_over_the_list(tmp_path: Path) -> None:
+    a, b = written(tmp_path / "a", content("a")), written(tmp_path / "b", content("b"))
+    assert load({"KUBECONFIG": str(a), "HOME": str(tmp_path)}, kubeconfig=b).context == "b"
+
+
+def test_a_list_is_merged_and_the_first_wins(tmp_path: Path) -> None:
+    first = content("a", current="")
+    second = {
+        **content("b"),
+        "clusters": [*content("b")["clusters"], *content("a", cluster={"server": "https://no"})["clusters"]],
+    }
+    paths = [written(tmp_path / "one", first), tmp_path / "missing", written(tmp_path / "two", second)]
+    environ = {"KUBECONFIG": ":".join(map(str, paths))}
+    assert load(environ).context == "b"
+    assert load(environ, context="a").server == "https://a:6443"
+    assert config.contexts(environ) == ["a", "b"]
+
+
+def test_paths_are_relative_to_their_file(tmp_path: Path) -> None:
+    user = {"client-certificate": "c.pem", "client-key": "/abs/k.pem", "tokenFile": "../token"}
+    one = written(tmp_path / "sub/one", content("a", user=user, cluster={"certificate-authority": "ca.pem"}))
+    target = load({"KUBECONFIG": str(one)})
+    assert target.ca.path == str(tmp_path / "sub/ca.pem")
+    assert target.cert.path == str(tmp_path / "sub/c.pem")
+    assert target.key.path == "/abs/k.pem"
+    assert Path(target.token_file).resolve() == tmp_path / "token"
+
+
+def test_data_wins_over_a_path(tmp_path: Path) -> None:
+    data = base64.b64encode(b"PEM").decode()
+    cluster = {"certificate-authority": "ca.pem", "certificate-authority-data": data, "tls-server-name": "k"}
+    one = written(tmp_path / "one", content("a", cluster={**cluster, "insecure-skip-tls-verify": True}))
+    target = load({"KUBECONFIG": str(one)})
+    assert (target.ca.text(), target.tls_server_name, target.insecure) == ("PEM", "k", True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_context", "expected"), [("x", "y", "x"), (None, "y", "y"), (None, None, "default")]
+)
+def test_namespace(tmp_path: Path, asked: str | None, of_context: str | None, expected: str) -> None:
+    one = written(tmp_path / "one", content("a", context={"namespace": of_context} if of_context else {}))
+    assert load({"KUBECONFIG": str(one)}, namespace=asked).namespace == expected
+
+
+def test_impersonation_and_basic(tmp_path: Path) -> None:
+    user = {
+        "username": "u",
+        "password": "p",
+        "as": "ann",
+        "as-uid": "7",
+        "as-groups": ["g"],
+        "as-user-extra": {"k": ["v"]},
+    }
+    target = load({"KUBECONFIG": str(written(tmp_path / "one", content("a", user=user)))})
+    who = target.impersonate
+    assert (target.username, target.password) == ("u", "p")
+    assert (who.user, who.uid, who.groups, who.extra) == ("ann", "7", ("g",), (("k", ("v",)),))
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    user = {
+        "token": "hush-1",
+        "username": "u",
+        "password": "hush-2",
+        "client-key-data": base64.b64encode(b"hush-3").decode(),
+    }
+    one = written(tmp_path / "one", content("a", user=user, cluster={"proxy-url": "http://u:hush-4@p"}))
+    assert "hush" not in repr(load({"KUBECONFIG": str(one)}))
+
+
+def test_exec_plugin(tmp_path: Path) -> None:
+    plugin = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "./bin/log-in",
+        "args": ["a", 1],
+        "env": [{"name": "K", "value": "V"}],
+        "interactiveMode": "Never",
+        "provideClusterInfo": True,
+        "installHint": "get it",
+    }
+    extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
+    data = base64.b64encode(b"CA").decode()
+    cluster = {"certificate-authority-data": data, "extensions": extensions}
+    target = load(
+        {"KUBECONFIG": str(written(tmp_path / "d/one", content("a", user={"exec": plugin}, cluster=cluster)))}
+    )
+    found = target.exec_plugin
+    assert found is not None
+    assert found.command == str(tmp_path / "d/bin/log-in")
+    assert (found.args, found.env, found.interactive, found.install_hint) == (
+        ("a", "1"),
+        (("K", "V"),),
+        "Never",
+        "get it",
+    )
+    told = {"server": "https://a:6443", "certificate-authority-data": data, "config": {"audience": "x"}}
+    assert found.cluster_info == told
+
+
+def test_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "SERVICE_ACCOUNT", tmp_path)
+    for name, text in {"token": "t", "namespace": "mine\n", "ca.crt": "CA"}.items():
+        (tmp_path / name).write_text(text)
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443", "HOME": "/nonexistent"}
+    target = load(environ)
+    assert (target.server, target.namespace) == ("https://[fd00::1]:443", "mine")
+    assert (target.token_file, target.ca.text()) == (str(tmp_path / "token"), "CA")
+    with pytest.raises(ConfigError):
+        load(environ, context="a")
+
+
+WRONG = {
+    "no file": ({}, {}, "No kubeconfig was found"),
+    "unknown context": (content("prod-eu"), {"context": "prod-ue"}, "Did you mean 'prod-eu'"),
+    "no server": (content("a", cluster={"server": ""}), {}, "has no server"),
+    "auth-provider": (content("a", user={"auth-provider": {"name": "gcp"}}), {}, "uses auth-provider"),
+    "old plug-in": (
+        content("a", user={"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}),
+        {},
+        "v1alpha1",
+    ),
+    "odd mode": (
+        content("a", user={"exec": {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Maybe"}}),
+        {},
+        "'Maybe'",
+    ),
+    "no user": ({**content("a"), "users": []}, {}, "no user 'a'"),
+    "bad base64": (content("a", cluster={"certificate-authority-data": "x"}), {}, "not base64"),
+    "shape": ({"clusters": {"a": 1}}, {}, "is no kubeconfig"),
+    "two and none chosen": (
+        {**content("a", current=""), "contexts": [*content("a")["contexts"], *content("b")["contexts"]]},
+        {},
+        "No context is chosen",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_ones_say_what_to_do(tmp_path: Path, case: str) -> None:
+    what, arguments, words = WRONG[case]
+    path = written(tmp_path / "one", what) if what else tmp_path / "one"
+    with pytest.raises(ConfigError) as error:
+        load({"KUBECONFIG": str(path)}, **arguments)
+    assert words in str(error.value)
+    assert error.value.hint
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("a: [")
+    with pytest.raises(ConfigError, match="no YAML"):
+        load({}, kubeconfig=tmp_path / "one")
+    with pytest.raises(ConfigError, match="no kubeconfig"):
+        load({}, kubeconfig=tmp_path / "two")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load({}, kubeconfig=tmp_path)
+
+
+def test_a_single_context_needs_no_choice(tmp_path: Path) -> None:
+    assert load({}, kubeconfig=written(tmp_path / "one", content("a", current=""))).context == "a"
+
+
+PROXIES = [
+    ("https://k:6443", {"HTTPS_PROXY": "http://p:1"}, "http://p:1"),
+    ("https://k:6443", {"https_proxy": "p:1"}, "http://p:1"),
+    ("http://k:6443", {"HTTPS_PROXY": "http://p:1"}, ""),
+    ("https://localhost:1", {"HTTPS_PROXY": "http://p:1"}, ""),
+    ("https://127.0.0.9:1", {"HTTPS_PROXY": "http://p:1"}, ""),
+    ("https://a.corp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "x, .corp"}, ""),
+    ("https://corp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".corp"}, "http://p:1"),
+    ("https://a.corp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "corp"}, ""),
+    ("https://acorp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "corp"}, "http://p:1"),
+    ("https://10.1.2.3:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, ""),
+    ("https://11.1.2.3:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.0.0.0/8"}, "http://p:1"),
+    ("https://10.1.2.3:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.1.2.3:2"}, "http://p:1"),
+    ("https://10.1.2.3:2", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.1.2.3:2"}, ""),
+    ("https://k:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, ""),
+]
+
+
+@pytest.mark.parametrize(("server", "environ", "expected"), PROXIES)
+def test_proxies_of_the_environment(server: str, environ: dict[str, str], expected: str) -> None:
+    assert proxy_of(server, environ) == expected

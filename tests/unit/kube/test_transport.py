@@ -1,0 +1,314 @@
+"""Requests against a small server that misbehaves as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from oars.kube import transport
+from oars.kube.client import Client
+from oars.kube.errors import ApiError, ConfigError, Unreachable
+from oars.kube.kinds import CONFIG_MAP, POD
+from oars.kube.target import Target
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "managedFields": [1]}}
+
+
+class Server:
+    """Answers by the script, one entry a request, then with an object for ever."""
+
+    def __init__(self, *script: Handler | int) -> None:
+        self.script = list(script)
+        self.requests: list[web.Request] = []
+        self.bodies: list[Any] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(request)
+        self.bodies.append(json.loads(await request.text() or "null"))
+        step = self.script.pop(0) if self.script else 200
+        if callable(step):
+            return await step(request)
+        headers = {"Retry-After": "0"} if step == 429 else {}
+        return web.json_response(
+            OBJECT if step == 200 else {"kind": "Status", "code": step}, status=step, headers=headers
+        )
+
+    @asynccontextmanager
+    async def running(self, **options: Any) -> AsyncIterator[Client]:
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", self.answer)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        target = Target(self.url, **options.pop("target", {}))
+        try:
+            async with Client(target, **options) as client:
+                yield client
+        finally:
+            await runner.cleanup()
+
+
+async def hang_up(request: web.Request) -> web.StreamResponse:
+    assert request.transport
+    request.transport.abort()
+    return web.Response()
+
+
+async def sleep(_request: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(30)
+    return web.Response()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "FIRST_WAIT", 0.001)
+
+
+def test_reading_drops_managed_fields() -> None:
+    async def body() -> None:
+        server = Server()
+        async with server.running(target={"namespace": "home"}) as client:
+            assert await client.get(CONFIG_MAP, "a") == {**OBJECT, "metadata": {"name": "a"}}
+        (request,) = server.requests
+        assert request.path == "/api/v1/namespaces/home/configmaps/a"
+        assert request.headers["User-Agent"] == "oars"
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("script", [(500, 503), (hang_up, 500), (429,) * 5])
+def test_what_may_be_repeated_is(script: tuple[Any, ...]) -> None:
+    async def body() -> None:
+        server = Server(*script)
+        async with server.running() as client:
+            await client.get(CONFIG_MAP, "a")
+            await client.apply(OBJECT)
+        # aiohttp itself repeats a read once when the connection breaks.
+        assert len(server.requests) >= len(script) + 2
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(("step", "expected"), [(500, ApiError), (hang_up, Unreachable)])
+def test_a_create_is_not_repeated(step: Any, expected: type[Exception]) -> None:
+    async def body() -> None:
+        server = Server(step)
+        async with server.running() as client:
+            with pytest.raises(expected):
+                await client.create(OBJECT)
+            assert len(server.requests) == 1
+            server.script = [429]
+            await client.create(OBJECT)  # nothing was done, so this is no repetition
+
+    asyncio.run(body())
+
+
+def test_patience_ends() -> None:
+    async def body() -> None:
+        server = Server(*[429] * 50)
+        async with server.running() as client:
+            with pytest.raises(ApiError) as busy:
+                await client.get(CONFIG_MAP, "a")
+            assert (busy.value.reason, len(server.requests)) == ("TooManyRequests", transport.BUSY_TRIES)
+            server.script = [500] * 50
+            with pytest.raises(ApiError):
+                await client.get(CONFIG_MAP, "a")
+            assert len(server.requests) == transport.BUSY_TRIES + transport.TRIES
+
+    asyncio.run(body())
+
+
+def test_a_slow_server_is_given_up_once() -> None:
+    async def body() -> None:
+        server = Server(sleep)
+        async with server.running(seconds=0.3) as client:
+            started = time.monotonic()
+            with pytest.raises(Unreachable, match="in time") as late:
+                await client.get(CONFIG_MAP, "a")
+            assert time.monotonic() - started < 3
+            assert server.url in str(late.value) and late.value.hint
+
+    asyncio.run(body())
+
+
+def test_nobody_there() -> None:
+    async def body() -> None:
+        async with Client(Target("https://127.0.0.1:1", context="lab")) as client:
+            with pytest.raises(Unreachable, match="context 'lab' cannot be reached"):
+                await client.create(OBJECT)
+
+    asyncio.run(body())
+
+
+def test_refused_credentials_are_renewed_once(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+
+    async def rotate(_request: web.Request) -> web.StreamResponse:
+        token.write_text("new")
+        return web.json_response({}, status=401)
+
+    async def body() -> None:
+        server = Server(rotate)
+        async with server.running(target={"token_file": str(token)}) as client:
+            await client.create(OBJECT)
+            server.script = [401, 401]
+            with pytest.raises(ApiError) as refused:
+                await client.get(CONFIG_MAP, "a")
+        assert refused.value.status == 401
+        assert [request.headers["Authorization"] for request in server.requests[:2]] == ["Bearer old", "Bearer new"]
+        assert len(server.requests) == 3, "the same token is not tried again"
+
+    asyncio.run(body())
+
+
+def test_a_proxy_is_used_and_odd_ones_are_refused() -> None:
+    async def body() -> None:
+        server = Server()
+        async with server.running() as client:
+            there = Target("http://nowhere.invalid:80", proxy_url=client.target.server)
+            async with Client(there) as through:
+                await through.get(CONFIG_MAP, "a", "x")
+            assert str(server.requests[0].url).startswith("http://nowhere.invalid/")
+
+    asyncio.run(body())
+    with pytest.raises(ConfigError, match="proxy"):
+        Client(Target("https://k", proxy_url="socks5://p"))
+
+
+def test_a_list_whose_pages_expired_is_read_whole() -> None:
+    def page(names: list[str], more: str) -> Handler:
+        async def handler(_request: web.Request) -> web.StreamResponse:
+            items = [{"metadata": {"name": name, "managedFields": []}} for name in names]
+            return web.json_response({"items": items, "metadata": {"resourceVersion": "7", "continue": more}})
+
+        return handler
+
+    async def body() -> None:
+        server = Server(page(["a"], "m"), page(["b"], ""), page(["a"], "m"), 410, page(["a", "b"], ""))
+        async with server.running() as client:
+            for _ in range(2):
+                listing = await client.list(POD, "n", labels="k=v")
+                assert [item["metadata"] for item in listing.items] == [{"name": "a"}, {"name": "b"}]
+                assert (listing.items[0]["kind"], listing.resource_version) == ("Pod", "7")
+        assert [request.query.get("continue") for request in server.requests] == [None, "m", None, "m", None]
+        assert [request.query.get("limit") for request in server.requests][-1] is None
+        assert {request.query["labelSelector"] for request in server.requests} == {"k=v"}
+
+    asyncio.run(body())
+
+
+def stream(*parts: bytes, then: str = "end") -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for part in parts:
+            await answer.write(part)
+            await asyncio.sleep(0.01)
+        if then == "cut":
+            return await hang_up(request)
+        if then == "silence":
+            await asyncio.sleep(30)
+        return answer
+
+    return handler
+
+
+def event(kind: str, version: int, **parts: Any) -> bytes:
+    return (
+        json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": str(version)}, **parts}}).encode() + b"\n"
+    )
+
+
+async def collected(client: Client) -> list[str]:
+    events = client.watch(POD, "n", resource_version="1")
+    return [f"{kind} {obj['metadata']['resourceVersion']}" async for kind, obj in events]
+
+
+def test_a_watch_is_read_line_by_line() -> None:
+    long = event("ADDED", 2, data="x" * 500_000)
+    text = long + event("BOOKMARK", 3) + event("DELETED", 4)
+    parts = [text[start : start + 70_001] for start in range(0, len(text), 70_001)]
+
+    async def body() -> None:
+        server = Server(stream(*parts))
+        async with server.running() as client:
+            assert await collected(client) == ["ADDED 2", "BOOKMARK 3", "DELETED 4"]
+        query = server.requests[0].query
+        assert (query["watch"], query["allowWatchBookmarks"], query["resourceVersion"]) == ("true", "true", "1")
+        assert 300 <= int(query["timeoutSeconds"]) <= 600
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("then", ["cut", "silence"])
+def test_a_broken_watch_is_noticed(then: str) -> None:
+    async def body() -> None:
+        async with Server(stream(event("ADDED", 2), then=then)).running(silence=0.4) as client:
+            with pytest.raises(Unreachable):
+                await collected(client)
+
+    asyncio.run(body())
+
+
+def test_an_expired_watch() -> None:
+    gone = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}).encode()
+
+    async def body() -> None:
+        async with Server(stream(gone + b"\n")).running() as client:
+            with pytest.raises(ApiError) as error:
+                await collected(client)
+        assert (error.value.status, error.value.reason) == (410, "Expired")
+
+    asyncio.run(body())
+
+
+def test_logs() -> None:
+    async def body() -> None:
+        server = Server(stream(b"one\ntw", b"o\r\n\n\xff", b" end"))
+        async with server.running() as client:
+            lines = [line async for line in client.logs("p", "n", container="c", tail=5, previous=True, since=0.2)]
+        assert lines == ["one", "two", "", "\ufffd end"]
+        query = dict(server.requests[0].query)
+        assert query == {"container": "c", "tailLines": "5", "previous": "true", "sinceSeconds": "1"}
+
+    asyncio.run(body())
+
+
+def test_deleting() -> None:
+    async def body() -> None:
+        server = Server(200, 404, 409)
+        async with server.running() as client:
+            assert await client.delete(POD, "p", "n", grace=0, uid="u", resource_version="3")
+            assert not await client.delete(POD, "p", "n", propagation="Foreground")
+            with pytest.raises(ApiError, match="Conflict"):
+                await client.delete(POD, "p", "n")
+            await client.delete_all(POD, "n", "a=b", grace=1)
+        first, second = server.bodies[:2]
+        assert first["preconditions"] == {"uid": "u", "resourceVersion": "3"} and first["gracePeriodSeconds"] == 0
+        assert second["propagationPolicy"] == "Foreground" and "preconditions" not in second
+        assert server.requests[3].query["labelSelector"] == "a=b"
+
+    asyncio.run(body())
+
+
+def test_a_refused_websocket_says_why() -> None:
+    async def body() -> None:
+        async with Server(403).running() as client:
+            with pytest.raises(ApiError) as refused:
+                await client.websocket("/x", {}, ["v5.channel.k8s.io"])
+        assert refused.value.reason == "Forbidden"
+
+    asyncio.run(body())

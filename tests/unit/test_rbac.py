@@ -1,0 +1,170 @@
+"""Rights and the installation: tables, the commands that print them, and the chart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from oars.cli.operator import operator
+from oars.cli.rbac import rbac as rbac_command
+from oars.operator import NAME, NAMESPACE, manifests, rbac
+from oars.operator.manifests import InstallOptions
+from oars.operator.rbac import Rule, Subject
+
+CHART = Path(__file__).parents[2] / "deploy/helm/oars"
+ANN = Subject("User", "ann")
+TABLES = {"direct": rbac.DIRECT, "user": rbac.USER, "operator": rbac.OPERATOR, "lease": rbac.LEASES}
+RULES = [pytest.param(rule, id=f"{name}-{'+'.join(rule.resources)}") for name, t in TABLES.items() for rule in t]
+READERS = {"get", "list", "watch"}
+
+
+def printed(command: Any, *words: str) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return list(yaml.safe_load_all(result.stdout))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rule_is_wider_than_it_says(rule: Rule) -> None:
+    assert "*" not in (rule.group, *rule.resources, *rule.verbs)
+    assert rule.why
+    assert len(set(rule.verbs)) == len(rule.verbs)
+    assert not {"escalate", "bind", "impersonate", "deletecollection"} & set(rule.verbs)
+
+
+@pytest.mark.parametrize("rule", [p for p in RULES if "secrets" in p.values[0].resources])  # type: ignore[union-attr]
+def test_secrets_are_never_listed(rule: Rule) -> None:
+    assert not {"list", "watch"} & set(rule.verbs)
+    assert rule.resources == ("secrets",)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_apply_needs_both_of_its_verbs(rule: Rule) -> None:
+    """Server-side apply that creates is asked for both; only a Lease (its name bound) has them apart."""
+    applied = {"pods/exec", "pods/portforward", "leases"}
+    if "create" in rule.verbs and not applied & set(rule.resources):
+        assert "patch" in rule.verbs
+
+
+def test_a_cluster_may_end_itself_only_by_rights_that_its_maker_has() -> None:
+    """Kubernetes lets nobody grant what he does not have: the watcher's Role reads a Lease and deletes a ConfigMap."""
+    held = {(resource, verb) for rule in rbac.DIRECT for resource in rule.resources for verb in rule.verbs}
+    assert {("leases", "get"), ("configmaps", "delete"), ("configmaps", "get")} <= held
+
+
+def test_a_role_is_bound_where_it_is() -> None:
+    role, binding = rbac.direct_role("team", ANN)
+    assert role["kind"] == "Role"
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "team"
+    assert binding["roleRef"] == {"apiGroup": rbac.API, "kind": "Role", "name": role["metadata"]["name"]}
+    assert binding["subjects"] == [{"kind": "User", "name": "ann", "apiGroup": rbac.API}]
+
+
+def test_minimal_has_no_optional_rule() -> None:
+    whole, least = (rbac.direct_role("team", ANN, minimal=flag)[0]["rules"] for flag in (False, True))
+    assert [rule for rule in whole if rule not in least]
+    assert not [rule for rule in least if rbac.why(rule).startswith("optional")]
+
+
+def test_an_operator_of_some_namespaces_has_rights_in_these_alone() -> None:
+    objects = rbac.operator_roles("oars-system", ("a", "b"), nodes=False)
+    assert {obj["kind"] for obj in objects} == {"Role", "RoleBinding"}
+    assert {obj["metadata"]["namespace"] for obj in objects} == {"oars-system", "a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--user", "ann", "-n", "team"], rbac.direct_role("team", ANN)),
+        (["--user", "ann", "-n", "team", "--minimal"], rbac.direct_role("team", ANN, minimal=True)),
+        (["--user", "ann", "--create-namespace"], rbac.namespaces_role(ANN)),
+        (["--mode", "user", "--group", "g", "-n", "x"], rbac.user_role("x", Subject("Group", "g"))),
+        ([], rbac.direct_role("default", Subject("ServiceAccount", "default", "default"))),
+        (["--service-account", "ci:runner"], rbac.direct_role("default", Subject("ServiceAccount", "runner", "ci"))),
+        (["--user", "ann", "--nodes"], [*rbac.direct_role("default", ANN), *rbac.nodes_role(ANN)]),
+        (["--mode", "operator"], rbac.operator_roles(NAMESPACE)),
+        (["--mode", "operator", "-n", "team"], rbac.operator_roles(NAMESPACE, ("team",))),
+    ],
+)
+def test_the_command_prints_the_roles(words: list[str], expected: list[dict[str, Any]]) -> None:
+    assert printed(rbac_command, *words) == expected
+
+
+def test_the_command_gives_the_reasons() -> None:
+    text = CliRunner().invoke(rbac_command, []).stdout
+    assert all(f"{rule.why}\n" in text for rule in rbac.DIRECT)
+
+
+def test_two_subjects_are_refused() -> None:
+    result = CliRunner().invoke(rbac_command, ["--user", "a", "--group", "b"])
+    assert "Several" in str(result.exception)
+
+
+def test_the_installation_comes_in_order() -> None:
+    kinds = [obj["kind"] for obj in manifests.install(InstallOptions())]
+    assert kinds[:3] == ["Namespace", "CustomResourceDefinition", "ServiceAccount"]
+    assert kinds[-1] == "Deployment"
+
+
+def test_the_command_prints_the_installation() -> None:
+    words = ("-n", "ops", "--image", "i:1", "--replicas", "3", "--watch", "a", "--watch", "b", "--pull-secret", "s")
+    options = InstallOptions(namespace="ops", image="i:1", replicas=3, watch_namespaces=("a", "b"), pull_secrets=("s",))
+    assert printed(operator, "manifests", *words) == manifests.install(options)
+
+
+def test_the_pods_are_locked_down() -> None:
+    pod = manifests.deployment(InstallOptions())["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_operator_understands_its_arguments() -> None:
+    container = manifests.deployment(InstallOptions(watch_namespaces=("a",)))["spec"]["template"]["spec"]["containers"]
+    program, *words = container[0]["command"]
+    assert (program, words) == ("oars", ["operator", "run"])
+    run = operator.commands["run"]
+    given = run.make_context("run", list(container[0]["args"])).params
+    assert given["namespaces"] == ("a",)
+    assert given["identity"] == "$(POD_NAME)"
+
+
+def test_everything_belongs_to_the_operator() -> None:
+    for obj in manifests.install(InstallOptions(namespace="ops")):
+        assert obj["metadata"].get("namespace", "ops") == "ops"
+        assert obj["metadata"]["labels"]["app.kubernetes.io/part-of"] == "oars"
+    account = manifests.service_account(InstallOptions())["metadata"]["name"]
+    assert account == NAME
+
+
+def test_the_chart_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(CHART / "generate.py"), "--check"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_chart_knows_all_its_values() -> None:
+    import json
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(schema["properties"]) - {"global"} == set(values)
+    assert set(schema["properties"]["image"]["properties"]) == set(values["image"])
+    assert values["resources"] == manifests.RESOURCES
+
+
+def test_the_image_of_the_lab_has_what_oars_needs() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
+    asked = {line for line in (root / "lab/images/operator.in").read_text().splitlines() if not line.startswith("#")}
+    assert asked == {each for each in wanted if not each.startswith("uv")}
