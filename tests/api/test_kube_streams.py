@@ -32,10 +32,11 @@ from oars.kube.streams import (
 )
 
 MEGABYTE = 1 << 20
-ECHO, LATE = 7000, 7001
-# Echoes on one port at once, and on another two seconds after it was asked to on a third.
+ECHO, LATE, SINK = 7000, 7001, 7003
+# Echoes on one port at once, and on another two seconds after it was asked to on a third. A fourth writes down the hash
+# of what it got when that has ended.
 PROGRAM = f"""
-import asyncio, sys
+import asyncio, hashlib, pathlib
 async def echo(reader, writer):
     while data := await reader.read(1 << 16):
         writer.write(data)
@@ -45,7 +46,15 @@ async def later(reader, writer):
     writer.close()
     await asyncio.sleep(2)
     await asyncio.start_server(echo, "0.0.0.0", {LATE})
+async def sink(reader, writer):
+    content = hashlib.sha256()
+    while data := await reader.read(1 << 16):
+        content.update(data)
+        await asyncio.sleep(0.001)
+    pathlib.Path("/tmp/sum").write_text(content.hexdigest())
+    writer.close()
 async def main():
+    await asyncio.start_server(sink, "0.0.0.0", {SINK})
     await asyncio.start_server(echo, "0.0.0.0", {ECHO})
     await asyncio.start_server(later, "0.0.0.0", {LATE + 1})
     print("serving", flush=True)
@@ -100,7 +109,7 @@ def test_commands(kube: Kube) -> None:
             content = os.urandom(5 * MEGABYTE)
             done = await run(*where, ["cat"], input=content, container="other")
             assert (done.code, hashlib.sha256(done.stdout).digest()) == (0, hashlib.sha256(content).digest())
-            done = await run(*where, ["true"], input=content, container="main")
+            done = await run(*where, ["true"], input=b"unread", container="main")
             assert done.code == 0, "a command need not read its input"
             with pytest.raises(TimedOut):
                 await run(*where, ["sleep", "60"], timeout=1, container="main")
@@ -198,6 +207,27 @@ def test_200_megabytes_both_ways(kube: Kube) -> None:
             await asyncio.gather(*[echoed(port, 10, first=10 * number) for number in range(8)])
 
     go(body())
+
+
+def test_what_is_sent_before_the_end_arrives(kube: Kube) -> None:
+    """A user who writes and closes at once has no other sign that all is well."""
+    start_pod(kube, container(kube))
+
+    async def body() -> None:
+        async with client(kube) as api, forwarded(api, kube, SINK) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            sent = hashlib.sha256()
+            for number in range(20):
+                sent.update(block(number))
+                writer.write(block(number))
+            writer.close()
+            await writer.wait_closed()
+            got = b""
+            while not got:
+                got = (await run(api, kube.namespace, "p", ["sh", "-c", "cat /tmp/sum || sleep 0.2"])).stdout
+            assert got.decode() == sent.hexdigest()
+
+    go(body(), 60)
 
 
 def test_a_port_directly(kube: Kube) -> None:
@@ -315,7 +345,7 @@ def test_files_there_and_back(kube: Kube, tmp_path: Path) -> None:
                 await copy_from(*where, "/tmp/none", tmp_path / "none")
             assert any("No such file" in line for line in missing.value.details)
             with pytest.raises(OarsError, match="tar ended"):
-                await copy_to(*where, source, "/none/such")
+                await asyncio.wait_for(copy_to(*where, source, "/none/such"), 20)
             with pytest.raises(NotFound):
                 await copy_to(*where, tmp_path / "nothing", "/tmp")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -10,51 +11,66 @@ import click
 
 from oars.base.errors import NotFound, OarsError, SpecError, TimedOut, UsageError
 from oars.cli import fail, names, running, show
-from oars.cli.options import kept, quiet_option, timeout_option
+from oars.cli.options import quiet_option, timeout_option, where_options
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
 from oars.spec.resources import duration
 
 if TYPE_CHECKING:
-    from oars.client.kept import Kept
+    from oars.client.homes import Where
 
 
 @click.command()
 @click.argument("clusters", nargs=-1, metavar="[NAME]...", shell_complete=names.clusters)
-@click.option("--all", "everything", is_flag=True, help="All clusters.")
+@click.option("--all", "everything", is_flag=True, help="All clusters of this machine, or of --place kubernetes.")
 @timeout_option("1m")
+@where_options
 @output_option
 @quiet_option
-def down(clusters: tuple[str, ...], everything: bool, timeout: str, output: str, quiet: bool) -> None:
-    """Stop clusters and remove all that is theirs: processes, files, ports."""
+def down(clusters: tuple[str, ...], everything: bool, timeout: str, where: Where, output: str, quiet: bool) -> None:
+    """Stop clusters and remove all that is theirs: processes, files, ports; on Kubernetes all objects."""
     if bool(clusters) == everything:
         raise UsageError("Name the clusters to stop, or say --all." if not clusters else "Either names or --all.")
-    mine = kept()
     seconds = _seconds(timeout)
-    wanted = list(dict.fromkeys(clusters)) or mine.names()
     with Progress(quiet=quiet) as progress:
-        errors = running.run(_stop_all(mine, wanted, seconds, progress))
+        wanted, errors = running.run(_stop_all(list(dict.fromkeys(clusters)), where, seconds, progress))
     stopped = [name for name in wanted if name not in errors]
     show.emit(output, [{"name": name} for name in stopped], stopped, lambda _: _text(stopped))
     _raise(list(errors.values()))
 
 
-async def _stop_all(mine: Kept, wanted: Sequence[str], seconds: float, progress: Progress) -> dict[str, OarsError]:
+async def _stop_all(
+    named: Sequence[str], where: Where, seconds: float, progress: Progress
+) -> tuple[Sequence[str], dict[str, OarsError]]:
     """At once; what one of them does not manage is no reason to leave the others."""
+    wanted = named or await _everything(where)
     if wanted:
         progress(f"stopping {', '.join(wanted)}")
-    found = await asyncio.gather(*(_stop(mine, name, seconds) for name in wanted))
-    return {name: error for name, error in zip(wanted, found, strict=True) if error is not None}
+    found = await asyncio.gather(*(_stop(name, where, seconds) for name in wanted))
+    return wanted, {name: error for name, error in zip(wanted, found, strict=True) if error is not None}
 
 
-async def _stop(mine: Kept, name: str, seconds: float) -> OarsError | None:
+async def _everything(where: Where) -> list[str]:
+    """Never in Kubernetes unless that was said: others may have clusters there."""
+    from oars.client.homes import home_for
+
+    home = home_for(where.place or "local", where, os.environ)
     try:
-        mine.find(name)
-        if await asyncio.to_thread(mine.stop, name, wait=seconds):
-            return None
+        return await home.names()
+    finally:
+        await home.close()
+
+
+async def _stop(name: str, where: Where, seconds: float) -> OarsError | None:
+    from oars.cli import finding
+
+    try:
+        async with finding.home_of(name, where) as home:
+            if await home.stop(name, wait=seconds):
+                return None
     except OarsError as error:
         return error
-    hint = f"Its keeper goes on with it; `oars why {name}` says what it waits for."
+    hint = f"It is being stopped and will go; `oars why {name}` says what it waits for."
     return TimedOut(f"The cluster {name!r} did not stop within {seconds:.0f} s.", hint)
 
 

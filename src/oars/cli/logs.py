@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from oars.base.errors import NotFound
+from oars.base.errors import NotFound, OarsError
 from oars.base.words import suggest
 from oars.cli import names, running, show
-from oars.cli.options import kept, name_argument
+from oars.cli.fail import say
+from oars.cli.options import name_argument, where_options
 from oars.cli.show import output_option
-from oars.places.local import logs as files
 
 if TYPE_CHECKING:
-    from oars.client.kept import Kept
+    from oars.client.home import Home
+    from oars.client.homes import Where
 
 LOOK_SECONDS = 1.0  # between looks for members that are new
 
 Write = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Of whom, and how much."""
+
+    member: str | None
+    follow: bool
+    tail: int | None
+    previous: bool
 
 
 @click.command()
@@ -30,21 +41,31 @@ Write = Callable[[str, str], None]
 @click.argument("member", required=False, shell_complete=names.members)
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until the cluster is gone.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each member.")
+@click.option("-p", "--previous", is_flag=True, help="Kubernetes: of the container before the last restart.")
+@where_options
 @output_option
-def logs(name: str, member: str | None, follow: bool, tail: int | None, output: str) -> None:
+def logs(name: str, where: Where, output: str, **wanted: Any) -> None:
     """Show the log of one MEMBER, or of all with the member's name before each line."""
-    mine = kept()
-    known = _members(mine, name, member)
-    if output == "name":
-        show.emit(output, known, known, lambda _: "")
-        return
-    write = _writer(output, prefix=member is None)
-    work = _follow(mine, name, member, tail, write) if follow else _print(mine, name, known, tail, write)
-    running.run(work)
+    running.run(_logs(name, where, Wanted(**wanted), output))
 
 
-def _members(mine: Kept, name: str, member: str | None) -> Sequence[str]:
-    known = mine.members(name)
+async def _logs(name: str, where: Where, wanted: Wanted, output: str) -> None:
+    from oars.cli import finding
+
+    async with finding.home_of(name, where) as home:
+        known = await _members(home, name, wanted.member)
+        if output == "name":
+            show.emit(output, known, known, lambda _: "")
+            return
+        write = _writer(output, prefix=wanted.member is None)
+        if wanted.follow:
+            await _follow(home, name, wanted, write)
+        else:
+            await _print(home, name, known, wanted, write)
+
+
+async def _members(home: Home, name: str, member: str | None) -> Sequence[str]:
+    known = await home.members(name)
     if member is None:
         return known
     if member not in known:
@@ -64,20 +85,29 @@ def _writer(output: str, *, prefix: bool) -> Write:
     return lambda member, line: show.write(line)
 
 
-async def _print(mine: Kept, name: str, members: Sequence[str], tail: int | None, write: Write) -> None:
+async def _print(home: Home, name: str, members: Sequence[str], wanted: Wanted, write: Write) -> None:
+    """One that has nothing to tell (a container that waits, no previous one) is no reason to hide the others."""
     for member in members:
-        async for line in _lines(mine, name, member, tail, follow=False):
-            write(member, line)
+        try:
+            async for line in home.lines(name, member, tail=wanted.tail, previous=wanted.previous):
+                write(member, line)
+        except OarsError as error:
+            if wanted.member is not None:
+                raise
+            say(f"{member}: {error.message}")
 
 
-async def _follow(mine: Kept, name: str, member: str | None, tail: int | None, write: Write) -> None:
+async def _follow(home: Home, name: str, wanted: Wanted, write: Write) -> None:
     """All at once; members that come later are followed too."""
     followed: dict[str, asyncio.Task[None]] = {}
     try:
-        while mine.store.cluster(name).exists:
-            for each in [member] if member else mine.members(name):
+        while (there := await _still_there(home, name)) is not None:
+            for each in [wanted.member] if wanted.member else there:
                 if each not in followed:
-                    followed[each] = asyncio.create_task(_pour(mine, name, each, tail, write))
+                    followed[each] = asyncio.create_task(_pour(home, name, each, wanted.tail, write))
+            if not followed:
+                await asyncio.sleep(LOOK_SECONDS)
+                continue
             done, _ = await asyncio.wait(followed.values(), timeout=LOOK_SECONDS)
             for task in done:
                 task.result()  # such as a reader that went away
@@ -86,15 +116,18 @@ async def _follow(mine: Kept, name: str, member: str | None, tail: int | None, w
     finally:
         for task in followed.values():
             task.cancel()
+        await asyncio.gather(*followed.values(), return_exceptions=True)
 
 
-async def _pour(mine: Kept, name: str, member: str, tail: int | None, write: Write) -> None:
-    async for line in _lines(mine, name, member, tail, follow=True):
+async def _still_there(home: Home, name: str) -> Sequence[str] | None:
+    """Its members; None: the cluster is gone."""
+    try:
+        found = await home.members(name)
+    except NotFound:
+        return None
+    return found if found or name in await home.names() else None
+
+
+async def _pour(home: Home, name: str, member: str, tail: int | None, write: Write) -> None:
+    async for line in home.lines(name, member, follow=True, tail=tail):
         write(member, line)
-
-
-async def _lines(mine: Kept, name: str, member: str, tail: int | None, *, follow: bool) -> AsyncIterator[str]:
-    path = mine.store.cluster(name).log_file(member)
-    with contextlib.suppress(FileNotFoundError):  # removed between a look and the next
-        async for line in files.lines(path, follow=follow, tail=tail):
-            yield line

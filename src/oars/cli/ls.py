@@ -1,8 +1,9 @@
-"""`oars ls`: all clusters, quickly, even if one of them is broken."""
+"""`oars ls`: all clusters, quickly, even if one of them is broken or Kubernetes is away."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,22 +12,27 @@ import click
 from oars.base.errors import NotFound, OarsError
 from oars.cli import running, show
 from oars.cli.fail import say
-from oars.cli.options import kept
+from oars.cli.options import kept, where_options
 from oars.cli.show import Column, output_option
 from oars.cli.status import workers
 from oars.places.local.store import empty_report
 from oars.spec.status import Phase, Status
 
 if TYPE_CHECKING:
+    from oars.client.homes import Where
     from oars.client.kept import Kept
+    from oars.client.kubernetes import KubeHome
 
 ANSWER_SECONDS = 5.0  # a keeper answers in milliseconds; one that was gone needs a second to come back
+KUBERNETES_SECONDS = 3.0  # for all that is there together
 UNREADABLE = (ValueError, KeyError, TypeError, OSError)
 
 CLUSTERS = (
     Column[Status]("NAME", lambda s: s.name),
     Column[Status]("ENGINE", lambda s: s.engine),
     Column[Status]("PLACE", lambda s: s.place),
+    Column[Status]("NAMESPACE", lambda s: s.namespace, wide=True),
+    Column[Status]("MODE", lambda s: s.mode, wide=True),
     Column[Status]("PHASE", lambda s: s.phase, paint=show.phase),
     Column[Status]("WORKERS", workers),
     Column[Status]("CLIENT", lambda s: s.endpoints.client, wide=True),
@@ -36,16 +42,33 @@ CLUSTERS = (
 
 
 @click.command()
+@where_options
 @output_option
-def ls(output: str) -> None:
-    """List clusters: name, engine, place, phase, workers ready/wanted."""
-    mine = kept()
-    found = running.run(_look(mine))
+def ls(where: Where, output: str) -> None:
+    """List clusters of this machine and, if there is a kubeconfig, of Kubernetes."""
+    found = running.run(_all(where))
     if not found and output in ("table", "wide"):
         say("No clusters. Start one with `oars up NAME --engine dask`.")
         return
     listed = [status.to_dict(members=False) for status in found]
     show.emit(output, listed, [s.name for s in found], lambda wide: show.table(found, CLUSTERS, wide))
+
+
+async def _all(where: Where) -> list[Status]:
+    """Both places at once."""
+    from oars.client.homes import home_for, is_configured
+
+    if where.place not in (None, "local", "kubernetes"):
+        home_for(where.place, where, os.environ)  # says which places there are
+    looks = []
+    if where.place in (None, "local"):
+        looks.append(_look(kept()))
+    if where.place == "kubernetes" or (where.place is None and is_configured(where, os.environ)):
+        looks.append(_look_far(where))
+    return [status for found in await asyncio.gather(*looks) for status in found]
+
+
+# this machine
 
 
 async def _look(mine: Kept) -> list[Status]:
@@ -80,3 +103,42 @@ def _last_seen(mine: Kept, name: str, why: str) -> Status:
 def _damaged(name: str, error: Exception) -> Status:
     message = f"Its record cannot be read ({type(error).__name__})."
     return Status(name, "?", "local", Phase.FAILED, "Damaged", message)
+
+
+# Kubernetes
+
+
+async def _look_far(where: Where) -> list[Status]:
+    """Trouble there is told, and no reason to hide what is here; it is one if only Kubernetes was asked for."""
+    from oars.client.homes import kube_home
+
+    home = kube_home(where, os.environ)
+    try:
+        async with asyncio.timeout(KUBERNETES_SECONDS):
+            listed = await home.names()
+    except TimeoutError:
+        say(f"Kubernetes is left out: it did not answer within {KUBERNETES_SECONDS:.0f} s.")
+        listed = []
+    except OarsError as error:
+        if where.place is not None:
+            raise
+        say(f"Kubernetes is left out: {error.message}")
+        listed = []
+    try:
+        found = await asyncio.gather(*(_one_far(home, name) for name in listed))
+        return [status for status in found if status is not None]
+    finally:
+        await home.close()
+
+
+async def _one_far(home: KubeHome, name: str) -> Status | None:
+    from oars.cli import finding
+
+    try:
+        return (await finding.report_of(home, name, KUBERNETES_SECONDS)).status
+    except NotFound:
+        return None
+    except OarsError as error:
+        seen = home.last_seen(name)
+        fresh = Status(name, "?", "kubernetes", Phase.PENDING, namespace=home.namespace_of(name))
+        return replace(seen.status if seen else fresh, reason="Unseen", message=error.message)

@@ -32,3 +32,7 @@ def engines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     from oars import engines as registry
 
     return [CompletionItem(name) for name in registry.names() if name.startswith(incomplete)]
+
+
+def places(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in ("local", "kubernetes") if name.startswith(incomplete)]

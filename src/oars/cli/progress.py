@@ -72,6 +72,12 @@ class Progress:
         if not self._quiet:
             say(text)
 
+    def note(self, text: str) -> None:
+        """Lines that stay, while what is drawn goes on below them."""
+        if not self._quiet:
+            self._write(_CLEAR if self._live and self._shown else "")
+            say(text)
+
     def _draw(self) -> None:
         self._done.wait(SILENCE)
         while not self._done.is_set():

@@ -82,6 +82,8 @@ class _Driver:
                 await self._cluster.stop()
         except OarsError as error:
             self._progress.say(f"warning: {error.message}")
+        finally:
+            await self._cluster.close()
 
     async def _drive(self) -> int:
         driver = self._cluster.driver()

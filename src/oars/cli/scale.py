@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.cli import running, status
-from oars.cli.options import name_argument, quiet_option, timeout_option
+from oars.cli.options import name_argument, quiet_option, timeout_option, where_options
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
 
 if TYPE_CHECKING:
+    from oars.client.homes import Where
     from oars.spec.status import Status
+
+UNATTENDED = "Without an operator it goes on while a command of Oars looks at it: workers drain before they go."
 
 
 @click.command()
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Remove workers at once, with what they hold.")
 @click.option("--no-wait", is_flag=True, help="Ask for it and return.")
 @timeout_option("2m")
+@where_options
 @output_option
 @quiet_option
 def scale(name: str, output: str, quiet: bool, no_wait: bool, **wanted: Any) -> None:
@@ -42,12 +46,21 @@ class Wanted:
     group: str | None
     force: bool
     timeout: str
+    where: Where
 
 
 async def _scale(name: str, wanted: Wanted, progress: Progress, *, wait: bool) -> Status:
-    from oars.client.cluster import AsyncCluster
+    from oars.cli import finding
 
-    cluster = await AsyncCluster.attach(name, progress=progress)
-    progress(f"{name}: asking for {wanted.workers} workers")
-    await cluster.scale(wanted.workers, group=wanted.group, force=wanted.force)
-    return await cluster.wait(timeout=wanted.timeout) if wait else await cluster.status()
+    cluster = await finding.attach(name, wanted.where, progress)
+    try:
+        progress(f"{name}: asking for {wanted.workers} workers")
+        await cluster.scale(wanted.workers, group=wanted.group, force=wanted.force)
+        if wait:
+            return await cluster.wait(timeout=wanted.timeout)
+    finally:
+        await cluster.close()
+    found = (await finding.report(name, wanted.where)).status
+    if found.mode == "direct":
+        progress.say(UNATTENDED)
+    return found

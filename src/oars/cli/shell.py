@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,65 +15,144 @@ import click
 
 from oars.base.errors import NotFound
 from oars.cli import running
-from oars.cli.options import kept, name_argument
+from oars.cli.options import name_argument, where_options
 
 if TYPE_CHECKING:
-    from oars.client.home import Driver
+    from oars.client.home import Driver, Home
+    from oars.client.homes import Where
 
 STARTUP = Path(__file__).with_name("startup.py")
 _READ_STDIN = "import sys; exec(compile(open(sys.argv.pop(1)).read(), 'oars shell', 'exec'))"
 
+local_option = click.option("--local", is_flag=True, help="Kubernetes: run it here, not in the head pod.")
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+
+class UserCommand(click.Command):
+    """Our options stand before or right after NAME; from the first other word on, all is the user's command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False
+        return super().parse_args(ctx, self._sorted(args))
+
+    def _sorted(self, args: Sequence[str]) -> list[str]:
+        """Our options first, as click wants them where it shall not look for any behind NAME."""
+        takes_value = {o for p in self.params if isinstance(p, click.Option) and not p.is_flag for o in p.opts}
+        ours: list[str] = []
+        name: list[str] = []
+        rest = list(args)
+        while rest and rest[0] != "--" and not (name and not rest[0].startswith("-")):
+            word = rest.pop(0)
+            if not word.startswith("-"):
+                name.append(word)
+                continue
+            ours.append(word)
+            if word in takes_value and rest:
+                ours.append(rest.pop(0))
+        return [*ours, *name, *rest]
+
+
+@click.command(cls=UserCommand)
 @name_argument
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-def shell(name: str, command: tuple[str, ...]) -> None:
+@local_option
+@where_options
+def shell(name: str, command: tuple[str, ...], local: bool, where: Where) -> int:
     """Open Python in the cluster's environment with the engine's client connected as `client`.
 
-    `oars shell NAME -- COMMAND` runs that instead. What is piped in is run as a program.
+    `oars shell NAME -- COMMAND` runs that instead. What is piped in is run as a program. On Kubernetes it runs in the
+    head pod, or with --local on this machine.
     """
-    driver = _driver(name)
-    if chosen := _command(command):
-        _become(chosen, driver.env)
-    _python(driver)
+    return _run(name, _command(command), where, local=local)
 
 
-@click.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.command("exec", cls=UserCommand)
 @name_argument
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def execute(name: str, command: tuple[str, ...]) -> None:
+@local_option
+@where_options
+def execute(name: str, command: tuple[str, ...], local: bool, where: Where) -> int:
     """Run COMMAND in the cluster's environment, with what it needs to find the cluster.
+
+    On Kubernetes it runs in the head pod, or with --local on this machine.
 
     \b
     oars exec demo -- python train.py
     oars exec demo -- env
     """
-    _become(_command(command), _driver(name).env)
+    return _run(name, _command(command), where, local=local)
 
 
-def _driver(name: str) -> Driver:
-    mine = kept()
-    running.run(mine.report(name))  # a dead keeper is replaced before anyone relies on the cluster
-    return mine.driver(name)
+@dataclass(frozen=True)
+class Program:
+    """To run on this machine."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def _run(name: str, command: tuple[str, ...], where: Where, *, local: bool) -> int:
+    done = running.run(_find_and_run(name, command, where, local=local))
+    if isinstance(done, Program):
+        _become(done)
+    return done
+
+
+async def _find_and_run(name: str, command: tuple[str, ...], where: Where, *, local: bool) -> int | Program:
+    """The exit code; or, for a cluster of this machine, the program, which then replaces us."""
+    from oars.cli import finding
+
+    async with finding.home_of(name, where) as home:
+        kube = finding.in_kubernetes(home)
+        if kube is None:
+            await home.report(name)  # a dead keeper is replaced before anyone relies on the cluster
+            return _program(home.driver(name), command)
+        if local:
+            return await _beside(home, name, command)
+        from oars.cli import inside
+
+        return await inside.run(kube, name, command)
+
+
+async def _beside(home: Home, name: str, command: tuple[str, ...]) -> int:
+    """Here, with the way to the cluster kept open by us."""
+    await home.open(name)
+    program = _program(home.driver(name), command)
+    process = await asyncio.create_subprocess_exec(_path(program), *program.argv[1:], env=program.env)
+    try:
+        code = await process.wait()
+    except asyncio.CancelledError:
+        process.terminate()
+        await process.wait()
+        raise
+    return code if code >= 0 else 128 - code
 
 
 def _command(command: tuple[str, ...]) -> tuple[str, ...]:
     return command[1:] if command[:1] == ("--",) else command
 
 
-def _python(driver: Driver) -> NoReturn:
-    """Interactive with completion and history, which Python only gives to a start without a script."""
+def _program(driver: Driver, command: tuple[str, ...]) -> Program:
+    """Without a command: Python, interactive with completion and history, which it only gives to a start without a
+    script."""
+    if command:
+        return Program(command, driver.env)
     env = {**driver.env, "OARS_SHELL_STARTUP": driver.env.get("PYTHONSTARTUP", ""), "PYTHONSTARTUP": str(STARTUP)}
     if os.isatty(0):
-        _become((driver.python, "-q"), env)
-    _become((driver.python, "-c", _READ_STDIN, str(STARTUP)), env)
+        return Program((driver.python, "-q"), env)
+    return Program((driver.python, "-c", _READ_STDIN, str(STARTUP)), env)
 
 
-def _become(command: tuple[str, ...], env: Mapping[str, str]) -> NoReturn:
+def _path(program: Program) -> str:
+    found = shutil.which(program.argv[0], path=program.env.get("PATH"))
+    if found is None:
+        hint = "Check its name; PATH starts with the cluster's Python."
+        raise NotFound(f"There is no program {program.argv[0]!r}.", hint)
+    return found
+
+
+def _become(program: Program) -> NoReturn:
     """Replace ourselves: the terminal, signals and exit code are the program's own."""
-    program = shutil.which(command[0], path=env.get("PATH"))
-    if program is None:
-        raise NotFound(f"There is no program {command[0]!r}.", "Check its name; PATH starts with the cluster's Python.")
+    path = _path(program)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(program, command, dict(env))
+    os.execve(path, program.argv, dict(program.env))

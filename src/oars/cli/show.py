@@ -64,8 +64,15 @@ def as_json(data: Any) -> str:
 def as_yaml(data: Any) -> str:
     import yaml
 
+    class Dumper(yaml.SafeDumper):
+        """Texts of several lines are written as such."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
     plain = json.loads(json.dumps(data))  # enumerations and tuples become text and lists
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=1000).rstrip()
+    return str(yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)).rstrip()
 
 
 def table(rows: Sequence[T], columns: Sequence[Column[T]], wide: bool) -> str:

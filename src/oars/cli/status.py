@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from oars.cli import running, show
-from oars.cli.options import kept, name_argument
+from oars.cli.options import name_argument, where_options
 from oars.cli.show import Column, output_option
 from oars.spec.status import MemberStatus, Status
+
+if TYPE_CHECKING:
+    from oars.client.homes import Where
 
 MEMBERS = (
     Column[MemberStatus]("MEMBER", lambda m: m.id),
@@ -21,13 +26,17 @@ MEMBERS = (
 
 @click.command()
 @name_argument
+@where_options
 @output_option
-def status(name: str, output: str) -> None:
+def status(name: str, where: Where, output: str) -> None:
     """Show one cluster: phase, endpoints, groups and members.
 
-    The JSON form is a contract: name, engine, place, phase, reason, message, endpoints, groups, members.
+    The JSON form is a contract: name, engine, place, phase, reason, message, endpoints, groups, members; on Kubernetes
+    mode and namespace.
     """
-    emit_one(running.run(kept().report(name)).status, output)
+    from oars.cli import finding
+
+    emit_one(running.run(finding.report(name, where)).status, output)
 
 
 def emit_one(found: Status, output: str, *, members: bool = True) -> None:
@@ -43,6 +52,8 @@ def _text(found: Status, wide: bool, *, members: bool) -> str:
     rows = {
         "Name": found.name,
         "Engine": f"{found.engine} on {found.place}",
+        "Namespace": found.namespace,
+        "Mode": found.mode,
         "Phase": _phase(found),
         "Message": found.message,
         "Workers": _groups(found),

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import Interrupted, StartFailed, TimedOut
-from oars.cli import names, running, status
-from oars.cli.options import ClusterOptions, cluster_options, quiet_option
+from oars.cli import running, status
+from oars.cli.options import ClusterOptions, cluster_options, optional_name, quiet_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
 
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
     from oars.spec.status import Status
 
+UNATTENDED = "It stays when this command ends: Kubernetes replaces pods that die, and `oars down` removes it.\n"
+
 
 @click.command()
-@click.argument("name", required=False, shell_complete=names.clusters)
+@optional_name
 @cluster_options
 @output_option
 @quiet_option
@@ -29,6 +31,10 @@ def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> N
 
     It is ready when this returns; what fails to start is taken away again.
     """
+    start(name, options, output, quiet=quiet)
+
+
+def start(name: str | None, options: ClusterOptions, output: str, *, quiet: bool) -> None:
     with Progress(quiet=quiet) as progress:
         cluster = options.cluster(name, progress=progress, tied=False, modules=os.getcwd())
         progress(f"{cluster.name}: starting")
@@ -39,7 +45,7 @@ def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> N
             raise
         progress.close()
         status.emit_one(found, output, members=False)
-        progress.say(_next(cluster.name, progress.elapsed))
+        progress.say(_next(found, options, progress.elapsed))
 
 
 async def _start(cluster: AsyncCluster) -> Status:
@@ -49,11 +55,17 @@ async def _start(cluster: AsyncCluster) -> Status:
     except asyncio.CancelledError:
         await cluster.stop()  # a signal between ready and told: the user believes it was interrupted
         raise
+    finally:
+        await cluster.close()
 
 
-def _next(name: str, seconds: float) -> str:
+def _next(found: Status, options: ClusterOptions, seconds: float) -> str:
+    from oars.cli.finding import where_words
+
+    name = found.name + (where_words(options.where, found.namespace) if found.place == "kubernetes" else "")
+    stays = UNATTENDED if found.mode == "direct" else ""
     return (
-        f"\n{name} is ready after {seconds:.1f} s. Next:\n"
+        f"\n{found.name} is ready after {seconds:.1f} s. {stays}Next:\n"
         f"  oars shell {name}              Python with the client connected\n"
         f"  oars exec {name} -- COMMAND    a program that finds the cluster\n"
         f"  oars status {name}             how it is\n"

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.cli import running, show
-from oars.cli.options import kept, name_argument
+from oars.cli.options import name_argument, where_options
 from oars.cli.show import output_option
 from oars.spec.status import Phase
 
 if TYPE_CHECKING:
+    from oars.client.homes import Where
     from oars.model import Cause
     from oars.places.report import Report
 
 
 @click.command()
 @name_argument
+@where_options
 @output_option
-def why(name: str, output: str) -> None:
+def why(name: str, where: Where, output: str) -> None:
     """Say why a cluster is not as wanted: causes, what to do, the log lines that matter."""
-    report = running.run(kept().report(name))
+    from oars.cli import finding
+
+    report = running.run(finding.report(name, where))
     causes = [asdict(cause) for cause in report.causes]
     show.emit(output, causes, [cause.reason for cause in report.causes], lambda _: _text(report))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,12 +52,14 @@ def is_configured(where: Where, environ: Mapping[str, str]) -> bool:
     return (Path(environ.get("HOME") or "/") / ".kube" / "config").exists()
 
 
-def homes(where: Where, environ: Mapping[str, str]) -> list[Home]:
-    """All in which to look, in that order."""
+def homes(where: Where, environ: Mapping[str, str]) -> Iterator[Home]:
+    """All in which to look, in that order; each is made only when it is its turn."""
     if where.place is not None:
-        return [home_for(where.place, where, environ)]
-    local: Home = LocalHome(Settings.from_environ(environ), environ)
-    return [local, kube_home(where, environ)] if is_configured(where, environ) else [local]
+        yield home_for(where.place, where, environ)
+        return
+    yield LocalHome(Settings.from_environ(environ), environ)
+    if is_configured(where, environ):
+        yield kube_home(where, environ)
 
 
 async def find_home(name: str, where: Where, environ: Mapping[str, str]) -> Home:

@@ -25,6 +25,7 @@ from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, SpecError
 from oars.base.settings import Settings
 from oars.base.words import suggest
+from oars.client.driving import PACKAGE_ROOT, make_driver
 from oars.client.home import Driver, Making, Progress
 from oars.client.machine import check_fits, total_memory
 from oars.engines.base import Access
@@ -45,7 +46,6 @@ from oars.spec.status import Phase, Status
 if TYPE_CHECKING:
     from oars.spec.cluster import ClusterSpec
 
-PACKAGE_ROOT = Path(__file__).parents[2]
 KEEPER_SECONDS = 20.0  # for a keeper to start, on a busy machine
 STOP_SECONDS = 60.0
 
@@ -255,22 +255,12 @@ class Kept:
 
     def driver(self, name: str) -> Driver:
         """Python and environment for a program that uses the cluster."""
-        access = self.access(name)
         directory = self.find(name)
-        python = directory.read_intent().python
-        own = {"OARS_ENGINE": access.engine, "OARS_ADDRESS": access.address, "OARS_NAME": name}
-        own |= {"OARS_DASHBOARD": access.dashboard}
-        env = {k: v for k, v in self._environ.items() if not k.startswith("OARS_") or k in _KEPT_VARIABLES}
-        env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_python_path(directory)), env.get("PYTHONPATH")]))
-        return Driver(python, {**env, **access.env, **own})
+        return make_driver(directory.read_intent().python, self.access(name), self._environ, directory.path)
 
     def members(self, name: str) -> Sequence[str]:
         """Everyone who has a log."""
         return sorted(path.stem for path in self.find(name).logs.glob("*.log"))
-
-
-_KEPT_VARIABLES = {"OARS_STATE_DIR", "OARS_CACHE_DIR"}
 
 
 def _dump(spec: ClusterSpec) -> dict[str, Any]:
@@ -284,16 +274,6 @@ def _make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
     if "token" in kinds:
         made["token"] = new_token().encode()
     return made
-
-
-def _python_path(directory: ClusterDir) -> Path:
-    """A directory that has `oars` and nothing else of our own environment, for `oars.connect()` in a script."""
-    path = directory.path / "python"
-    path.mkdir(mode=0o700, exist_ok=True)
-    link = path / "oars"
-    if not link.is_symlink():
-        link.symlink_to(PACKAGE_ROOT / "oars")
-    return path
 
 
 def _rebooted(intent: Intent) -> Report:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,12 @@ from oars.base.errors import NameInUse, NotFound, OarsError, SpecError, UsageErr
 from oars.base.settings import Settings
 from oars.client import operated
 from oars.client.direct import Direct, first_data, new_identity
+from oars.client.driving import make_driver
 from oars.client.home import Driver, Making
 from oars.client.homes import Where
 from oars.client.ways import Ways
 from oars.engines.base import Access
+from oars.envs.build import Environments
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
@@ -31,6 +32,8 @@ from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 
 POLL_SECONDS = 0.2
+LOG_SECONDS = 1.0  # between looks for more from a container that has ended
+SINCE_MARGIN = 5.0
 FORCE_AFTER = 5.0  # seconds; pods of a cluster that is gone have nothing left to finish
 
 
@@ -260,11 +263,13 @@ class KubeHome:
         return self._ways[name].access()
 
     def driver(self, name: str) -> Driver:
-        import sys
-
-        access = self.access(name)
-        own = {"OARS_ENGINE": access.engine, "OARS_ADDRESS": access.address, "OARS_NAME": name}
-        return Driver(sys.executable, {**os.environ, **access.env, **own, "OARS_DASHBOARD": access.dashboard})
+        """In a Python that has the engine: the running one, or a cached environment, built if need be."""
+        access, ways = self.access(name), self._ways[name]
+        spec = ways.cluster.spec
+        environments = Environments(self._settings.cache_dir)
+        needs = engines.get(spec.engine).needs(spec)
+        env = environments.prepare(spec.engine, needs, spec.environment.packages, lambda _: None)
+        return make_driver(str(env.python), access, self._environ, ways.directory)
 
     async def pods(self, name: str) -> dict[str, Object]:
         """member → pod, for logs and exec."""
@@ -284,6 +289,7 @@ class KubeHome:
         self, name: str, member: str, *, follow: bool = False, tail: int | None = None, previous: bool = False
     ) -> AsyncIterator[str]:
         """Following goes on when the container is started again or, for the head, replaced."""
+        last, heard = "", time.monotonic()
         while True:
             pods = await self.pods(name)
             if member not in pods:
@@ -291,18 +297,23 @@ class KubeHome:
             pod = pods[member]
             lines = self._client.logs(
                 pod["metadata"]["name"], pod["metadata"]["namespace"], container=str(observe.role(pod).value),
-                follow=follow, tail=tail, previous=previous,
+                follow=follow, tail=tail, previous=previous, timestamps=follow,
+                since=time.monotonic() - heard + SINCE_MARGIN if last else None,
             )  # fmt: skip
             try:
                 async for line in lines:
-                    yield line
+                    stamp, _, text = line.partition(" ") if follow else ("", "", line)
+                    if follow and moment(stamp) <= last:
+                        continue  # told before the connection, or the container, ended
+                    last, heard = moment(stamp), time.monotonic()
+                    yield text
             except ApiError as error:
                 if error.status != 400 or not follow:  # 400: its container does not run yet
                     raise
             if not follow:
                 return
             tail = None
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(LOG_SECONDS)
 
     def last_seen(self, name: str) -> Report | None:
         run = self._runs.get(name)
@@ -335,3 +346,9 @@ def _taken(sentence: str) -> Any:
         if error.reason != "AlreadyExists":
             raise
         raise NameInUse(sentence, "Choose another name, or remove it with `oars down`.") from None
+
+
+def moment(stamp: str) -> str:
+    """A log line's time, such that texts compare as times do: it is written without the zeros at its end."""
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    return f"{whole}.{fraction:0<9}" if whole else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -28,15 +29,15 @@ class Ways:
 
     def __init__(self, client: Client, cluster: Cluster, state: Path) -> None:
         self._client = client
-        self._cluster = cluster
-        self._secrets = state / cluster.namespace / cluster.name
+        self.cluster = cluster
+        self.directory = state / f"{cluster.namespace}-{cluster.name}-{os.getpid()}"  # what is fetched for this program
         self._forwards: list[Forwarder] = []
         self._host = ""
         self._ports: dict[str, int] = {}
 
     async def open(self) -> None:
         await self._fetch_secrets()
-        served = [port for port in self._cluster.shape.head.process.ports if port.served]
+        served = [port for port in self.cluster.shape.head.process.ports if port.served]
         host = await self._dialled(served)
         if host:
             self._host, self._ports = host, {port.name: port.default for port in served}
@@ -48,21 +49,21 @@ class Ways:
             self._forwards.append(forwarder)
 
     async def _fetch_secrets(self) -> None:
-        wanted = secret_files(self._cluster.shape)
+        wanted = secret_files(self.cluster.shape)
         if not wanted:
             return
-        found = await read_secrets(self._client, self._cluster.name, self._cluster.namespace)
-        self._secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = await read_secrets(self._client, self.cluster.name, self.cluster.namespace)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in wanted:
             if name not in found:
-                raise OarsError(f"The Secret of {self._cluster.name!r} lacks {name}.", "Was it changed by hand?")
-            descriptor = os.open(self._secrets / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                raise OarsError(f"The Secret of {self.cluster.name!r} lacks {name}.", "Was it changed by hand?")
+            descriptor = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(found[name])
 
     async def _dialled(self, served: list[Port]) -> str:
         """The Service's address, if packets get there from here."""
-        service = await self._client.get(SERVICE, names.head(self._cluster.name), self._cluster.namespace)
+        service = await self._client.get(SERVICE, names.head(self.cluster.name), self.cluster.namespace)
         for host in _hosts(service):
             try:
                 async with asyncio.timeout(DIAL_SECONDS):
@@ -75,20 +76,20 @@ class Ways:
 
     def _chooser(self, port: int) -> Callable[[], Awaitable[tuple[str, str, int]]]:
         async def choose() -> tuple[str, str, int]:
-            labels = {names.CLUSTER: self._cluster.name, names.ROLE: "head"}
-            pods = (await self._client.list(POD, self._cluster.namespace, labels=names.selector(labels))).items
+            labels = {names.CLUSTER: self.cluster.name, names.ROLE: "head"}
+            pods = (await self._client.list(POD, self.cluster.namespace, labels=names.selector(labels))).items
             staying = [pod for pod in pods if observe.is_staying(pod) and observe.phase(pod) == "Running"]
             if not staying:
                 raise OSError("the head is not there")
             newest = max(staying, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-            return self._cluster.namespace, newest["metadata"]["name"], port
+            return self.cluster.namespace, newest["metadata"]["name"], port
 
         return choose
 
     def access(self) -> Access:
-        cluster, shape = self._cluster, self._cluster.shape
+        cluster, shape = self.cluster, self.cluster.shape
         values = head_values(self._host, shape, self._ports)
-        values |= {f"secret.{name}": str(self._secrets / name) for name in secret_files(shape)}
+        values |= {f"secret.{name}": str(self.directory / name) for name in secret_files(shape)}
         endpoints = fill_mapping(shape.endpoints, values)
         address = endpoints.get("outside", endpoints["client"])
         env = fill_mapping({**shape.driver_env, **shape.outside_env}, values)
@@ -101,8 +102,7 @@ class Ways:
         for forwarder in self._forwards:
             await forwarder.close()
         self._forwards.clear()
-        for name in secret_files(self._cluster.shape):
-            (self._secrets / name).unlink(missing_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _hosts(service: Object) -> list[str]:

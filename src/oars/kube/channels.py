@@ -17,6 +17,10 @@ Failed = (aiohttp.ClientError, OSError, ssl.SSLError)
 Take = Callable[[int, bytes], Awaitable[None]]
 
 
+class StreamClosed(ConnectionResetError):
+    """Nothing more can be sent."""
+
+
 class Flow(asyncio.ReadTransport):
     """Lets an asyncio.StreamReader hold up whoever feeds it while it holds enough."""
 
@@ -72,7 +76,7 @@ class Sink:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes to send; `drain` after it, or they pile up."""
         if self._ending:
-            raise ConnectionResetError("the stream is closed")
+            raise StreamClosed("the stream is closed")
         self._check()
         self._waiting += data
         self._update()
@@ -107,7 +111,7 @@ class Sink:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise ConnectionResetError(str(self._error) or "the connection is lost") from self._error
+            raise StreamClosed(str(self._error) or "the connection is lost") from self._error
 
     def _update(self) -> None:
         waiting, done = len(self._waiting), self._error is not None

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _BLOCK = 1 << 18
+# Kubernetes hangs when a command ends with much of its input unread (kubectl's `exec -i` does, too): read the rest.
+_TAKE = 'tar -xpof - -C "$1" || { code=$?; cat > /dev/null; exit $code; }'
+_NOT_FOUND = 127  # a shell's word for a program that is not there
 _STALL = 120.0  # seconds without a byte moving
 
 T = TypeVar("T")
@@ -32,7 +35,7 @@ async def copy_to(client: Client, namespace: str, pod: str, local: Path, remote:
     if await _is_directory(client, (namespace, pod, container), remote):
         remote = posixpath.join(remote, own_name)
     folder, name = _split(remote)
-    command = ["tar", "-xpof", "-", "-C", folder]
+    command = ["sh", "-c", _TAKE, "tar", folder]
     async with await execute(client, namespace, pod, command, container=container, stdin=True) as session:
         said = asyncio.create_task(_drained(session))
         try:
@@ -95,10 +98,16 @@ async def _check(session: ExecSession, complaints: asyncio.Task[bytes], pod: str
             code = await session.wait()
             said = (await complaints).decode(errors="replace").splitlines()[-10:]
     except NoSuchCommand as error:
-        hint = "Copying needs tar in the container: use an image that has it, or mount the files."
-        raise NoSuchCommand(f"There is no tar in pod {pod}.", hint) from error
+        raise _no_tar(pod) from error
+    if code == _NOT_FOUND:
+        raise _no_tar(pod)
     if code:
         raise OarsError(f"{what}: tar ended with code {code}.", "See its words below.", tuple(said))
+
+
+def _no_tar(pod: str) -> NoSuchCommand:
+    hint = "Copying needs sh and tar in the container: use an image that has them, or mount the files."
+    return NoSuchCommand(f"There is no tar in pod {pod}.", hint)
 
 
 class _Bridge(io.RawIOBase):

@@ -170,7 +170,8 @@ async def run(  # noqa: PLR0913 (as subprocess.run)
     input: bytes = b"",
     timeout: float = 60.0,  # noqa: ASYNC109 (the deadline of the command, told as such)
 ) -> Completed:
-    """Run a command to its end and collect what it says."""
+    """Run a command to its end and collect what it says. It should read all of its input: Kubernetes may not notice
+    the end of one that leaves more than a little unread."""
     try:
         async with asyncio.timeout(timeout):
             session = await execute(client, namespace, pod, command, container=container, stdin=bool(input))
@@ -187,7 +188,6 @@ async def run(  # noqa: PLR0913 (as subprocess.run)
 async def _give(session: ExecSession, data: bytes) -> None:
     if not data:
         return
-    # A command need not read its input to the end.
-    with suppress(*Failed):
+    with suppress(*Failed):  # a command need not read its input to the end
         await session.write(data)
         await session.close_stdin()

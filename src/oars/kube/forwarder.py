@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
-from oars.kube.channels import Failed
+from oars.kube.channels import Failed, StreamClosed
 from oars.kube.client import Client
 from oars.kube.ports import PortClosed, PortWriter, open_port
 
@@ -20,7 +20,7 @@ PATIENCE = 20.0  # how long a new connection waits for a pod or an API server th
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0
 _QUIET = 1.0  # after our side has ended; kubectl's forwards wait as long
 _PART = 1 << 16
-_REPLAY = 1 << 18
+_REPLAY = 1 << 22  # more than fits between us and a pod that takes nothing
 
 Where = tuple[str, str, int]
 Choose = Callable[[], Awaitable[Where]]
@@ -37,9 +37,10 @@ class _Link:
     sent: bytearray = field(default_factory=bytearray)
     repeatable: bool = True
     received: int = 0
+    delivering: bool = False  # the local side has not taken yet what came
 
     def note(self, data: bytes) -> None:
-        if self.repeatable and len(self.sent) + len(data) <= _REPLAY:
+        if self.repeatable and not self.received and len(self.sent) + len(data) <= _REPLAY:
             self.sent += data
         else:
             self.repeatable = False
@@ -117,18 +118,24 @@ class Forwarder:
 
 
 async def _join(local: Streams, port: tuple[asyncio.StreamReader, PortWriter], link: _Link) -> None:
-    """Carry bytes both ways until both sides have ended. Raises if either broke."""
+    """Carry bytes both ways until it is over. Raises if either side broke, or if we cannot know that all has come."""
     up = asyncio.create_task(_carry_up(local[0], port[1], link))
     down = asyncio.create_task(_carry_down(port[0], local[1], link))
     try:
         await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
-        if not down.done() and up.exception() is None:
-            await _quiet(down, link)
-        if down.done():
-            down.result()  # it knows best what happened
-        elif up.exception() is not None:
+        if not down.done():
             up.result()
-        await _finish(local[1], port[1])
+            await _quiet(down, link)
+        complete = down.done()
+        if complete:
+            down.result()
+        port[1].close()
+        await port[1].wait_closed()
+        if not complete:
+            raise ConnectionResetError("the local side ended before the pod did")
+        local[1].close()
+        with suppress(*Failed):
+            await local[1].wait_closed()
     finally:
         for task in (up, down):
             task.cancel()
@@ -136,36 +143,32 @@ async def _join(local: Streams, port: tuple[asyncio.StreamReader, PortWriter], l
 
 
 async def _carry_up(source: asyncio.StreamReader, target: PortWriter, link: _Link) -> None:
-    if link.sent:
+    try:
         target.write(bytes(link.sent))
-    while data := await source.read(_PART):
-        link.note(data)
-        target.write(data)
-        await target.drain()
+        while data := await source.read(_PART):
+            link.note(data)
+            target.write(data)
+            await target.drain()
+        await target.flush()
+    except StreamClosed:
+        pass  # the pod's side is over: what it still sent is to be delivered, and the way down knows how it ended
 
 
 async def _carry_down(source: asyncio.StreamReader, target: asyncio.StreamWriter, link: _Link) -> None:
     while data := await source.read(_PART):
         link.received += len(data)
+        link.delivering = True
         target.write(data)
         await target.drain()
+        link.delivering = False
 
 
 async def _quiet(down: asyncio.Task[None], link: _Link) -> None:
     """Our side has ended, and the pod cannot be told: wait for what may still come, until nothing comes."""
-    while True:
+    before = -1
+    while not down.done() and (link.delivering or link.received != before):
         before = link.received
         await asyncio.wait([down], timeout=_QUIET)
-        if down.done() or link.received == before:
-            return
-
-
-async def _finish(writer: asyncio.StreamWriter, port: PortWriter) -> None:
-    port.close()
-    await port.wait_closed()
-    with suppress(*Failed):
-        writer.close()
-        await writer.wait_closed()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -34,6 +34,7 @@ class PortWriter:
         self._closing: asyncio.Task[None] | None = None
         self.write = sink.write
         self.drain = sink.drain
+        self.flush = sink.flush
 
     def can_write_eof(self) -> bool:
         """The protocol cannot say it."""

@@ -98,6 +98,14 @@ class Transport:
         self, path: str, params: Params, protocols: Iterable[str], seconds: float = SECONDS
     ) -> WebSocket:
         """A WebSocket; the server's choice among the protocols is its `protocol`."""
+        try:
+            return await self._upgrade(path, params, protocols, seconds)
+        except ApiError as error:
+            if error.status != 401 or not await self._credentials.renew():
+                raise
+        return await self._upgrade(path, params, protocols, seconds)
+
+    async def _upgrade(self, path: str, params: Params, protocols: Iterable[str], seconds: float) -> WebSocket:
         options = await self._options()
         with self._reaching():
             async with asyncio.timeout(seconds):

@@ -11,6 +11,9 @@ from oars.places.kube import names
 from oars.places.kube.seen import trimmed_deployment, trimmed_pod
 
 Key = tuple[str, str]  # namespace, cluster
+Wake = Callable[[Key, float], None]
+
+TOGETHER = 0.1  # seconds; pods of a cluster change together, and one pass serves all their changes
 
 
 class Index:
@@ -40,9 +43,9 @@ class Index:
 
 
 class Watches:
-    """All that an operator watches, in all namespaces or in some. `wake` hears which cluster changed."""
+    """All that an operator watches, in all namespaces or in some. `wake` hears which cluster to look at, and when."""
 
-    def __init__(self, client: Client, namespaces: tuple[str, ...], wake: Callable[[Key], None]) -> None:
+    def __init__(self, client: Client, namespaces: tuple[str, ...], wake: Wake) -> None:
         self._wake = wake
         self._pods, self._deployments = Index(), Index()
         self.clusters: dict[Key, Object] = {}
@@ -60,7 +63,7 @@ class Watches:
         def changed(_: Key, old: Object | None, new: Object | None) -> None:
             key = index.change(old, new)
             if key is not None and key in self.clusters:
-                self._wake(key)
+                self._wake(key, TOGETHER)
 
         return Informer(client, kind, namespace, labels=names.CLUSTER, keep=keep, changed=changed)
 
@@ -71,7 +74,7 @@ class Watches:
         else:
             self.clusters[key] = new
         if old is None or new is None or _asked(old) != _asked(new):
-            self._wake(key)
+            self._wake(key, 0.0)
 
     def seen(self, key: Key) -> Seen:
         return Seen(self._pods, self._deployments, key)

@@ -16,6 +16,7 @@ from oars.kube.kinds import COMPUTE_CLUSTER, Object
 from oars.operator.index import Key, Watches
 from oars.places.kube import record
 from oars.places.kube.describe import describe, desired
+from oars.places.kube.evidence import Ground
 from oars.places.kube.place import KubePlace, Setting
 from oars.places.kube.pod import Cluster
 from oars.places.kube.root import FORCE, ClusterRoot
@@ -43,6 +44,7 @@ class Keeping:
         self._client = client
         self._watches = watches
         self._inside = inside
+        self._ground = Ground(client)
         self._kept: dict[Key, Kept] = {}
         self._refused: dict[Key, tuple[str, int]] = {}
 
@@ -73,7 +75,8 @@ class Keeping:
             kept.place.describe(cluster)
             return kept
         reach = Reach(self._client, key[0], forward=not self._inside)
-        setting = Setting(self._client, self._watches.seen(key), ClusterRoot(self._client, resource), reach, "operator")
+        root, seen = ClusterRoot(self._client, resource), self._watches.seen(key)
+        setting = Setting(self._client, seen, root, reach, "operator", ground=self._ground)
         place = KubePlace(setting, cluster)
         kept = Kept(uid, place, Loop(place, engines.get(cluster.spec.engine), time.time), generation, cluster)
         self._kept[key] = kept

@@ -40,7 +40,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 CRASH_LOOP = 3  # deaths in a row that make a crash loop
 
 SOON, RESTING = 0.1, 1.0
-HEALING_SOON, HEALING_RESTING = 0.5, 10.0  # the place tells of changes by itself; only the engine must be asked
+# The place tells of changes by itself; only the engine must be asked, and why something is still missing.
+HEALING_SOON, HEALING_WAITING, HEALING_RESTING = 0.5, 2.0, 10.0
 
 
 def decide(desired: Desired, observed: Observed, view: View, now: float) -> Decision:
@@ -229,6 +230,8 @@ def _again_after(desired: Desired, observed: Observed, view: View, notes: Notes,
     soon, resting = (HEALING_SOON, HEALING_RESTING) if observed.heals else (SOON, RESTING)
     wanted = 1 + sum(group.replicas for group in desired.shape.workers)
     serving = sum(ready(m, observed, view) for m in observed.members if m.id not in notes.retiring)
+    if observed.heals and not notes.retiring and all(ready(m, observed, view) for m in observed.members if m.answers):
+        soon = HEALING_WAITING  # the engine has no more to say
     if notes.retiring or serving < wanted:
         pauses = [f.until - now for f in notes.failures.values() if f.until > now]
         return max(soon, min([*pauses, soon if not pauses else resting]))

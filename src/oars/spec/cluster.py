@@ -56,6 +56,9 @@ class Head(Part):
 
     cpu: Cpu = Field(default=1.0, description="Processors of the head.")
     memory: Memory | None = Field(default=None, description="Memory of the head.")
+    burst: bool = Field(
+        default=False, description="Kubernetes: cpu is promised but no limit; idle processors of the node are used too."
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the head.")
     pod: dict[str, Any] = Field(default_factory=dict, description="Kubernetes: a PodTemplateSpec, merged over ours.")
 
@@ -67,6 +70,9 @@ class WorkerGroup(Part):
     replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, strict=True, description="How many workers.")
     cpu: Cpu = Field(default=1.0, description="Processors of each worker.")
     memory: Memory | None = Field(default=None, description="Memory of each worker.")
+    burst: bool = Field(
+        default=False, description="Kubernetes: cpu is promised but no limit; idle processors of the node are used too."
+    )
     gpu: int = Field(default=0, ge=0, le=1024, description="Graphics processors of each worker.")
     resources: dict[str, float] = Field(
         default_factory=dict, description="Names and amounts the engine can schedule on (Dask and Ray resources)."

@@ -213,6 +213,44 @@ def test_one_broken_forward_does_not_hurt_another() -> None:
     asyncio.run(body())
 
 
+def test_a_slow_reader_that_has_nothing_more_to_say_gets_all() -> None:
+    content = bytes(range(256)) * 40_000
+
+    async def say_much(socket: web.WebSocketResponse, _request: web.Request) -> None:
+        await greet(socket)
+        for start in range(0, len(content), 50_000):
+            await socket.send_bytes(b"\x00" + content[start : start + 50_000])
+        await socket.close()
+
+    async def body() -> None:
+        async with kubelet(say_much) as client, forwarded(client) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1000)
+            writer.write_eof()
+            await asyncio.sleep(2.5)  # longer than a forward waits for a pod that says nothing
+            assert await reader.read() == content
+            writer.close()
+
+    asyncio.run(body())
+
+
+def test_an_answer_that_may_be_cut_short_does_not_look_whole() -> None:
+    async def pause(socket: web.WebSocketResponse, _request: web.Request) -> None:
+        await greet(socket)
+        await socket.send_bytes(b"\x00part")
+        await socket.receive()
+
+    async def body() -> None:
+        async with kubelet(pause) as client, forwarded(client) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.readexactly(4) == b"part"
+            writer.write_eof()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+
+    asyncio.run(body())
+
+
 def ends_with(status: Mapping[str, object], *said: bytes) -> Play:
     async def play(socket: web.WebSocketResponse, _request: web.Request) -> None:
         for part in said:

@@ -25,6 +25,7 @@ NEVER = str(10**6)  # seconds after which Ray may end the user's process; the wa
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GUARDED = ("get", "wait")
+OUTSIDE = "ray://"  # through a server beside the head, where nodes cannot dial this program
 
 
 class Link:
@@ -33,6 +34,7 @@ class Link:
     def __init__(self, access: Access) -> None:
         self.name = access.name
         self.address = access.address
+        self._from_outside = access.address.startswith(OUTSIDE)
         self.users = 0
         self.lost = threading.Event()
         self.on_loss: set[Callable[[ClusterLost], None]] = set()
@@ -46,7 +48,7 @@ class Link:
         except BaseException:
             self._changes.undo()
             raise
-        self._cluster = self.ray._private.worker._global_node.cluster_id
+        self._cluster = None if self._from_outside else self.ray._private.worker._global_node.cluster_id
         threading.Thread(target=self._watch, name="oars-ray-watch", daemon=True).start()
 
     def _connect(self, access: Access) -> None:
@@ -55,7 +57,7 @@ class Link:
             # Not the main thread's, perhaps, of which Ray warns; other warnings are for the user.
             self.ray.init(address=access.address, logging_level=logging.ERROR)
             logging.getLogger("ray").setLevel(logging.WARNING)
-        elif self.ray.get_runtime_context().gcs_address != access.address:
+        elif self._from_outside or self.ray.get_runtime_context().gcs_address != access.address:
             hint = "Call ray.shutdown() first, or use another process."
             raise UsageError("This process is connected to another Ray cluster already.", hint)
         for name in GUARDED:
@@ -104,6 +106,8 @@ class Link:
         try:
             self._socket = socket.create_connection((host, port), CONNECT_SECONDS)
             self._socket.settimeout(None)
+            if self._from_outside:
+                return bool(self.ray.util.client.ray.get_context().client_worker.ping_server(CONNECT_SECONDS))
             return bool(self.ray._raylet.GcsClient(address=self.address).cluster_id == self._cluster)
         except Exception:  # noqa: BLE001 (whatever goes wrong here, there is no head that knows us)
             return False
@@ -195,5 +199,5 @@ def _dial(access: Access) -> socket.socket:
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix(OUTSIDE).rpartition(":")
     return host, int(port)

@@ -3,27 +3,62 @@ too often: at rest nothing is asked of the API server."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from oars.base.errors import OarsError
 from oars.kube.client import Client
 from oars.kube.kinds import EVENT, LIMIT_RANGE, NODE, RESOURCE_QUOTA, Kind, Object
 from oars.model import Cause
-from oars.places.kube import why
+from oars.places.kube import observe, why
 
-PAUSE = 3.0  # between two looks
+PAUSE = 2.0  # between two looks
+LONG_PAUSE = 30.0  # the same, once nothing has changed for so long
+STUCK = 3.0  # seconds without a change after which a pod that is on its node may need an explanation
 LINES = 20
+_ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
+
+
+class Ground:
+    """What clusters share: their namespace's events and quotas, and the nodes. Asked for once for all of them."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._asked: dict[tuple[str, str], tuple[float, asyncio.Task[list[Object] | None]]] = {}
+
+    async def list(self, kind: Kind, namespace: str | None, fields: str = "") -> list[Object] | None:
+        """As it was at most PAUSE seconds ago. None: we may not look, or cannot now; what is said is less exact."""
+        now, key = self._clock(), (kind.plural, namespace or "")
+        if key not in self._asked or now - self._asked[key][0] >= PAUSE:
+            # Others are forgotten: lists of nodes and events are large.
+            self._asked = {k: asked for k, asked in self._asked.items() if now - asked[0] < 2 * PAUSE}
+            self._asked[key] = now, asyncio.create_task(self._fetch(kind, namespace, fields))
+        return await asyncio.shield(self._asked[key][1])
+
+    async def _fetch(self, kind: Kind, namespace: str | None, fields: str) -> list[Object] | None:
+        try:
+            return (await self._client.list(kind, namespace, fields=fields)).items
+        except (OarsError, TimeoutError):
+            return None
 
 
 class Evidence:
     """Of one cluster."""
 
-    def __init__(self, client: Client, namespace: str) -> None:
+    def __init__(self, client: Client, namespace: str, ground: Ground, clock: Callable[[], float] = time.monotonic):
         self._client = client
         self._namespace = namespace
+        self._ground = ground
+        self._clock = clock
+        self._versions: frozenset[str] = frozenset()
+        self._changed = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """All is as wanted."""
         self._looked = 0.0
-        self._began = 0.0
         self._events: list[Object] = []
         self._nodes: list[Object] | None = None
         self._quotas: list[Object] = []
@@ -32,14 +67,9 @@ class Evidence:
 
     async def causes(self, pods: Sequence[Object], deployments: Sequence[Object]) -> tuple[Cause, ...]:
         """What is wrong, as far as Kubernetes knows."""
-        now = time.monotonic()
-        if now - self._looked > PAUSE:
-            # A cluster that has just begun to start has nothing to explain yet.
-            if self._looked and now - self._began < 10 * PAUSE:
-                await self._gather(pods)
-            elif now - self._looked > 10 * PAUSE:
-                self._began = now
-            self._looked = now
+        if self._is_due(pods, deployments):
+            self._looked = self._clock()
+            await self._gather(pods)
         snapshot = why.Snapshot(
             pods=pods,
             events=self._events,
@@ -51,24 +81,31 @@ class Evidence:
         )
         return why.causes(snapshot, self._namespace)
 
+    def _is_due(self, pods: Sequence[Object], deployments: Sequence[Object]) -> bool:
+        """A cluster that takes its course has nothing to explain; one that has been broken for long, nothing new."""
+        now = self._clock()
+        versions = frozenset(str(obj["metadata"].get("resourceVersion")) for obj in (*pods, *deployments))
+        if versions != self._versions:
+            self._versions, self._changed = versions, now
+        still = now - self._changed
+        if now - self._looked < (LONG_PAUSE if still > LONG_PAUSE else PAUSE):
+            return False
+        if any(map(_is_troubled, pods)) or any(map(_is_refused, deployments)):
+            return True
+        return still > STUCK and any(_is_on_node(pod) and not observe.is_ready(pod) for pod in pods)
+
     async def _gather(self, pods: Sequence[Object]) -> None:
         names = {pod["metadata"]["name"] for pod in pods}
-        self._events = await self._list(EVENT, self._namespace, "type=Warning") or []
-        self._quotas = await self._list(RESOURCE_QUOTA, self._namespace) or []
-        self._limits = await self._list(LIMIT_RANGE, self._namespace) or []
-        if any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
-            self._nodes = await self._list(NODE, None)
+        here, ground = self._namespace, self._ground
+        self._events = await ground.list(EVENT, here, "type=Warning") or []
+        self._quotas = await ground.list(RESOURCE_QUOTA, here) or []
+        self._limits = await ground.list(LIMIT_RANGE, here) or []
+        if any(map(_has_no_node, pods)):
+            self._nodes = await ground.list(NODE, None)
         self._tails = {name: lines for name, lines in self._tails.items() if name in names}
         for pod in pods:
             if why.needs_log(pod):
                 self._tails[pod["metadata"]["name"]] = await self._tail(pod)
-
-    async def _list(self, kind: Kind, namespace: str | None, fields: str = "") -> list[Object] | None:
-        """None: we may not look, or cannot now; what is said is then less exact."""
-        try:
-            return (await self._client.list(kind, namespace, fields=fields)).items
-        except OarsError:
-            return None
 
     async def _tail(self, pod: Object) -> tuple[str, ...]:
         metadata = pod["metadata"]
@@ -83,3 +120,34 @@ class Evidence:
             return tuple([line async for line in lines])
         except OarsError:
             return ()
+
+
+def _is_troubled(pod: Object) -> bool:
+    """Its own status says that something is wrong."""
+    status = pod.get("status", {})
+    if status.get("phase") == "Failed" or _has_no_node(pod):
+        return True
+    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    for container in containers:
+        state = container.get("state") or {}
+        failed = (state.get("terminated") or {}).get("exitCode")
+        if failed or (state.get("waiting") or {}).get("reason", "") not in _ON_ITS_WAY:
+            return True
+        if container.get("restartCount") and not container.get("ready"):
+            return True
+    return False
+
+
+def _has_no_node(pod: Object) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+
+
+def _is_on_node(pod: Object) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def _is_refused(deployment: Object) -> bool:
+    conditions = deployment.get("status", {}).get("conditions") or ()
+    failing = {("ReplicaFailure", "True"), ("Progressing", "False")}
+    return any((each["type"], each["status"]) in failing for each in conditions)

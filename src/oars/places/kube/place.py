@@ -15,7 +15,7 @@ from oars.kube.errors import ApiError
 from oars.kube.kinds import DEPLOYMENT, POD, Object
 from oars.model import HEAD, Cause, Desired, Ensure, Group, Member, MemberId, Notes, Observed, Remove, Role
 from oars.places.kube import beside, names, observe, render, why
-from oars.places.kube.evidence import Evidence
+from oars.places.kube.evidence import Evidence, Ground
 from oars.places.kube.pod import Cluster, revision
 from oars.places.kube.secrets import ensure_secret
 from oars.places.kube.seen import Fresh, Seen
@@ -52,6 +52,7 @@ class Setting:
     reach: Reach
     mode: str  # "operator" or "direct"
     watch: beside.Watch | None = None
+    ground: Ground | None = None  # shared by the clusters of an operator
 
 
 class KubePlace:
@@ -63,15 +64,19 @@ class KubePlace:
         self._cluster = cluster
         self._clock = clock
         self._pods, self._deployments = Fresh(), Fresh()
-        self._evidence = Evidence(setting.client, cluster.namespace)
+        ground = setting.ground or Ground(setting.client)
+        self._evidence = Evidence(setting.client, cluster.namespace, ground)
         self._refusals: tuple[Cause, ...] = ()
         self._waits: tuple[Cause, ...] = ()
         self._notes = setting.root.notes
         self._token = ""
+        self._marks: dict[object, str] = {}  # of what the description comes to; rendering it in every pass is dear
 
     def describe(self, cluster: Cluster) -> None:
         """It shall be so from now on."""
-        self._cluster = cluster
+        if cluster != self._cluster:
+            self._cluster = cluster
+            self._marks.clear()
 
     # observe
 
@@ -82,6 +87,8 @@ class KubePlace:
         found: tuple[Cause, ...] = ()
         if self._is_lacking(members):
             found = await self._evidence.causes(pods, self.deployments())
+        else:
+            self._evidence.forget()
         causes = (*self._refusals, *found, *self._waits)
         self._refusals = ()
         return Observed(members, replace(self._notes, failures=failures), heals=True, causes=causes)
@@ -97,7 +104,12 @@ class KubePlace:
         return sum(member.answers for member in members) < wanted
 
     def _revisions(self) -> dict[str, str]:
-        return {group.name: render.revision_of(self._cluster, group) for group in self._cluster.shape.workers}
+        return {group.name: self._revision(group) for group in self._cluster.shape.workers}
+
+    def _revision(self, group: Group) -> str:
+        if group.name not in self._marks:
+            self._marks[group.name] = render.revision_of(self._cluster, group)
+        return self._marks[group.name]
 
     # ensure
 
@@ -115,14 +127,16 @@ class KubePlace:
 
     async def _ensure_head(self) -> None:
         """Everything but the workers; one look at the Deployment tells whether all of it has been asked for."""
-        cluster = self._cluster
+        cluster, name = self._cluster, names.head(self._cluster.name)
+        if self._is_asked(name, self._marks.get(HEAD, "")):
+            return
         around = [*render.surroundings(cluster), *(beside.rights(cluster) if self._setting.watch else [])]
         head = render.head_deployment(cluster)
         if cluster.helped:
             head = beside.with_helper(head, cluster, self._setting.watch)
             _files(around, cluster)[beside.KEY] = beside.SCRIPT
-        mark = revision({"around": around, "head": head})
-        if self._is_asked(names.head(cluster.name), mark):
+        mark = self._marks[HEAD] = revision({"around": around, "head": head})
+        if self._is_asked(name, mark):
             return
         account, *others = around  # first: without it no pod of the cluster is let in
         await self._apply(account)
@@ -130,10 +144,20 @@ class KubePlace:
         await self._ask(head, mark)
 
     async def _ensure_workers(self, group: Group, count: int) -> None:
-        cluster = self._cluster
-        wanted = render.revision_of(cluster, group)
-        deployment = render.worker_deployment(cluster, group, count)
-        labels = {names.REVISION: wanted}
+        name = self._name(group, self._revision(group))
+        live = self._deployment(name)
+        counted = live is not None and live["spec"].get("replicas") == count
+        key = (name, count, self._notes.head_changes)
+        if counted and self._is_asked(name, self._marks.get(key, "")):
+            return
+        deployment = self._worker_deployment(group, count, name)
+        mark = self._marks[key] = revision(deployment)
+        if not (counted and self._is_asked(name, mark)):
+            await self._ask(deployment, mark)
+
+    def _worker_deployment(self, group: Group, count: int, name: str) -> Object:
+        deployment = render.worker_deployment(self._cluster, group, count)
+        labels = {names.REVISION: self._revision(group)}
         spec = deployment["spec"]
         spec["selector"]["matchLabels"] |= labels
         spec["template"]["metadata"]["labels"] |= labels
@@ -142,11 +166,8 @@ class KubePlace:
         spec["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
         if self._notes.head_changes:
             spec["template"]["metadata"]["annotations"][names.HEAD_SEEN] = str(self._notes.head_changes)
-        deployment["metadata"]["name"] = self._name(group, wanted)
-        mark = revision(deployment)
-        live = self._deployment(deployment["metadata"]["name"])
-        if live is None or _annotation(live, names.APPLIED) != mark or live["spec"].get("replicas") != count:
-            await self._ask(deployment, mark)
+        deployment["metadata"]["name"] = name
+        return deployment
 
     def _name(self, group: Group, wanted: str) -> str:
         """The Deployment's: a group that is being replaced by another description of itself has two for a while."""
@@ -162,7 +183,7 @@ class KubePlace:
 
     def _is_asked(self, name: str, mark: str) -> bool:
         live = self._deployment(name)
-        return live is not None and _annotation(live, names.APPLIED) == mark
+        return bool(mark) and live is not None and _annotation(live, names.APPLIED) == mark
 
     async def _ask(self, deployment: Object, mark: str) -> None:
         annotations = deployment["metadata"].setdefault("annotations", {})
@@ -181,11 +202,20 @@ class KubePlace:
             if names.GROUP not in labels or deployment["metadata"].get("deletionTimestamp"):
                 continue
             pods = [pod for pod in self.pods() if _is_of(pod, deployment)]
+            await self._delete([pod for pod in pods if self._is_in_vain(pod)], LOST_GRACE)
             if self._is_obsolete(deployment) and not any(map(observe.is_staying, pods)):
                 await self._client.delete(DEPLOYMENT, deployment["metadata"]["name"], self._cluster.namespace)
                 self._deployments.forget(deployment["metadata"]["uid"])
             elif _is_settled(deployment, pods):
                 await self._delete([pod for pod in pods if _annotation(pod, names.GOING) and _is_up(pod)], None)
+
+    def _is_in_vain(self, pod: Object) -> bool:
+        """On its way out, slowly, though with its head all is gone that it could save; its successor needs the room."""
+        metadata = pod["metadata"]
+        outlived = _annotation(pod, names.HEAD_SEEN) not in ("", str(self._notes.head_changes))
+        first = self._notes.head_changes and not _annotation(pod, names.HEAD_SEEN)
+        slow = int(metadata.get("deletionGracePeriodSeconds") or 0) > LOST_GRACE
+        return bool(metadata.get("deletionTimestamp") and slow and (outlived or first))
 
     def _is_obsolete(self, deployment: Object) -> bool:
         labels = deployment["metadata"]["labels"]
@@ -194,11 +224,10 @@ class KubePlace:
     # remove
 
     async def remove(self, desired: Desired, step: Remove) -> None:
+        if step.grace == 0.0:
+            return  # their Deployment replaces them, its template having changed; what we delete now it would restore
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         chosen = [pods[member] for member in step.members if member in pods]
-        if step.grace == 0.0:
-            await self._delete(chosen, LOST_GRACE)
-            return
         waits = []
         for deployment in self.deployments():
             victims = [pod for pod in chosen if _is_of(pod, deployment)]

@@ -102,7 +102,7 @@ def _container(cluster: Cluster, group: Group) -> Object:
         "command": [fill(word, values) for word in process.argv],
         "env": environment(cluster, group),
         "ports": ports,
-        "resources": _resources(group),
+        "resources": _resources(cluster, group),
         "securityContext": NO_PRIVILEGES,
         "volumeMounts": _mounts(cluster, group),
     }
@@ -145,14 +145,16 @@ def _service_variables(cluster: Cluster) -> dict[str, str]:
     return found
 
 
-def _resources(group: Group) -> Object:
+def _resources(cluster: Cluster, group: Group) -> Object:
     resources = group.resources
+    said = cluster.spec.head if group.role is Role.HEAD else cluster.spec.group(group.name)
     amounts = {"cpu": cpu_quantity(resources.cpu)}
     if resources.memory is not None:
         amounts["memory"] = str(resources.memory)
     if resources.gpu:
         amounts[GPU] = str(resources.gpu)
-    return {"requests": amounts, "limits": dict(amounts)}
+    limits = {name: amount for name, amount in amounts.items() if name != "cpu" or not (said and said.burst)}
+    return {"requests": amounts, "limits": limits}
 
 
 def cpu_quantity(cpu: float) -> str:

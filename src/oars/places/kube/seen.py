@@ -78,5 +78,5 @@ def trimmed_deployment(deployment: Object) -> Object:
 
 def _trimmed_metadata(obj: Object) -> Object:
     kept = ("name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "creationTimestamp",
-            "deletionTimestamp")  # fmt: skip
+            "deletionTimestamp", "deletionGracePeriodSeconds")  # fmt: skip
     return {key: obj["metadata"][key] for key in kept if key in obj["metadata"]}

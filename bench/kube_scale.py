@@ -1,0 +1,308 @@
+"""python -m bench.kube_scale [pair|growth|large|rest] …: the operator and many clusters, on the lab with played pods.
+
+pair     300 × (head + 3 workers) created at once: hand-written Deployments and Services against ComputeClusters
+growth   100, 300, 600 and 1000 ComputeClusters: time, processor time and memory of the operator
+large    one cluster of 1 + 1000
+rest     after each of them: what is written in half a minute
+
+Everything but the pods is real; results go to bench/results/kube_scale.json. OARS_LAB_DIR chooses the lab.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lab import kwok, settings
+from lab.api import Api
+from lab.cluster import Lab
+from lab.loan import borrowed
+
+from oars.kube import config
+from oars.kube.client import Client
+from oars.kube.informer import Informer
+from oars.kube.kinds import COMPUTE_CLUSTER, NAMESPACE, POD, Kind, Object
+from oars.operator import crd
+from oars.spec.cluster import API_VERSION, KIND
+
+ROUNDS = 1
+CLUSTERS, WORKERS = 300, 3
+SIZES = (100, 300, 600, 1000)
+LARGE = 1000
+NODES = 60
+REST_SECONDS = 10
+DEADLINE = 900.0
+AT_ONCE = 50  # requests on their way at a time
+RESULTS = Path(__file__).parent / "results" / "kube_scale.json"
+TOY = Path(__file__).parents[1] / "tests" / "toy"
+RATIO, CPU, MEGABYTES = 1.15, 15.0, 130.0  # the limits, for 300 clusters
+OURS = "computeclusters|deployments|services|poddisruptionbudgets|networkpolicies|serviceaccounts|secrets|configmaps|pods"
+_REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
+SMALL = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "10m", "memory": "16Mi"}}
+
+
+def say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+# what is created
+
+
+def by_hand(name: str, namespace: str) -> list[Object]:
+    """What one writes without Oars: two Deployments and a Service."""
+    service = {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{name}-head", "namespace": namespace},
+        "spec": {"selector": {"app": f"{name}-head"}, "ports": [{"port": 8786}]},
+    }  # fmt: skip
+    return [service, _deployment(f"{name}-head", namespace, 1), _deployment(f"{name}-worker", namespace, WORKERS)]
+
+
+def _deployment(name: str, namespace: str, replicas: int) -> Object:
+    container = {"name": "main", "image": "oars.lab/played:1", "command": ["played"], "resources": SMALL}
+    template = {"metadata": {"labels": {"app": name}}, "spec": {**kwok.POD, "containers": [container]}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+
+def by_oars(name: str, namespace: str, workers: int = WORKERS) -> list[Object]:
+    """The same as one object."""
+    size = {"cpu": "0.01", "memory": "16Mi", "pod": {"spec": kwok.POD}}
+    spec = {"engine": "played", "head": size, "workers": [{"name": "default", "replicas": workers, **size}]}
+    metadata = {"name": name, "namespace": namespace}
+    return [{"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}]
+
+
+# the stage
+
+
+@contextlib.asynccontextmanager
+async def namespace(client: Client) -> AsyncIterator[str]:
+    """A namespace that is gone, with all that was in it, when the block is left."""
+    name = f"bench-{time.time_ns()}"
+    await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    try:
+        yield name
+    finally:
+        for kind in (COMPUTE_CLUSTER, Kind("apps", "v1", "deployments", "Deployment")):
+            await client.delete_all(kind, name, "", propagation="Background")
+        await client.delete(NAMESPACE, name)
+        await _until(lambda: _is_gone(client, name), "the namespace is gone", 2.0)
+
+
+async def _is_gone(client: Client, name: str) -> bool:
+    found = await client.list(NAMESPACE, fields=f"metadata.name={name}")
+    return not found.items
+
+
+async def _until(check: Callable[[], Awaitable[bool]], what: str, every: float) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not await check():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"Not within {DEADLINE:.0f} s: {what}.")
+        await asyncio.sleep(every)
+
+
+@contextlib.contextmanager
+def operator(kubeconfig: Path, watched: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The operator, as the process that it is in a cluster."""
+    program = str(Path(sys.executable).with_name("oars"))
+    words = ["operator", "run", "--kubeconfig", str(kubeconfig), "-n", watched, "--lease-namespace", watched]
+    words += ["--metrics-port", "0", "--health-port", "0"]
+    env = {**os.environ, "PYTHONPATH": str(TOY)}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen([program, *words], env=env, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(30)
+            log.seek(0)
+            trouble = [line for line in log.read().decode().splitlines() if "WARNING" in line or "Traceback" in line]
+            if trouble:
+                say("\n".join(["the operator says:", *trouble[:5]]))
+
+
+def used(process: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Processor seconds and peak memory of a process."""
+    stat = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    peak = re.search(r"VmHWM:\s+(\d+)", status)
+    ticks = os.sysconf("SC_CLK_TCK")
+    return {"cpu": (int(stat[11]) + int(stat[12])) / ticks, "megabytes": int(peak[1]) / 1024 if peak else 0.0}
+
+
+def writes(api: Api) -> float:
+    """Requests so far, by anyone, that change objects of the kinds a cluster has. Status of others is not ours."""
+    total = 0.0
+    for labels, count in _REQUESTS.findall(api.get("/metrics")["text"]):
+        told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        mine = re.fullmatch(OURS, told["resource"]) and told["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+        if mine and (not told["subresource"] or told["resource"] == "computeclusters"):
+            total += float(count)
+    return total
+
+
+async def writes_at_rest(api: Api) -> float:
+    await asyncio.sleep(5)  # the last words on the way to rest
+    before = writes(api)
+    await asyncio.sleep(REST_SECONDS)
+    return writes(api) - before
+
+
+# one measurement
+
+
+async def create(client: Client, objects: list[Object]) -> None:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def one(obj: Object) -> None:
+        async with gate:
+            await client.create(obj)
+
+    await asyncio.gather(*map(one, objects))
+
+
+async def seconds_until(client: Client, kind: Kind, where: str, objects: list[Object], wanted: int) -> float:
+    """From the first request until so many objects of a kind are ready."""
+    ready: set[tuple[str, str]] = set()
+    complete = asyncio.Event()
+
+    def changed(key: tuple[str, str], _: Object | None, new: Object | None) -> None:
+        (ready.add if new is not None and is_ready(new) else ready.discard)(key)
+        if len(ready) >= wanted:
+            complete.set()
+
+    informer = Informer(client, kind, where, keep=_conditions, changed=changed)
+    watching = asyncio.create_task(informer.run())
+    await informer.synced.wait()
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(DEADLINE):
+            await create(client, objects)
+            await complete.wait()
+        return time.monotonic() - started
+    except TimeoutError:
+        raise SystemExit(f"{len(ready)} of {wanted} {kind.plural} after {DEADLINE:.0f} s.") from None
+    finally:
+        watching.cancel()
+
+
+def _conditions(obj: Object) -> Object:
+    return {"metadata": {}, "status": {"conditions": obj.get("status", {}).get("conditions")}}
+
+
+def is_ready(obj: Object) -> bool:
+    conditions = obj["status"].get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+async def measure_hand(client: Client, count: int) -> float:
+    async with namespace(client) as where:
+        objects = [obj for number in range(count) for obj in by_hand(f"c{number}", where)]
+        return await seconds_until(client, POD, where, objects, count * (1 + WORKERS))
+
+
+async def measure_ours(client: Client, lab: Lab, count: int, workers: int = WORKERS) -> dict[str, Any]:
+    async with namespace(client) as where:
+        with operator(lab.settings.kubeconfig, where) as process:
+            await _until(lambda: _leads(client, where), "the operator leads", 0.2)
+            idle = used(process)
+            objects = [obj for number in range(count) for obj in by_oars(f"c{number}", where, workers)]
+            begun = writes(lab.api)
+            seconds = await seconds_until(client, COMPUTE_CLUSTER, where, objects, count)
+            busy = used(process)
+            made = writes(lab.api) - begun
+            rest = await writes_at_rest(lab.api)
+            resting = used(process)
+    return {
+        "clusters": count, "workers": workers, "seconds": round(seconds, 2),
+        "cpu": round(busy["cpu"], 2), "cpu_start": round(idle["cpu"], 2), "megabytes": round(busy["megabytes"], 1),
+        "writes_by_all": made, "writes_at_rest": rest,
+        "cpu_per_second_at_rest": round((resting["cpu"] - busy["cpu"]) / (REST_SECONDS + 5), 4),
+    }  # fmt: skip
+
+
+async def _leads(client: Client, where: str) -> bool:
+    leases = await client.list(Kind("coordination.k8s.io", "v1", "leases", "Lease"), where)
+    return bool(leases.items)
+
+
+# the parts
+
+
+async def bench_pair(client: Client, lab: Lab) -> dict[str, Any]:
+    hand, ours = [], []
+    for number in range(ROUNDS):
+        hand.append(round(await measure_hand(client, CLUSTERS), 2))
+        ours.append(await measure_ours(client, lab, CLUSTERS))
+        say(f"{number + 1}/{ROUNDS}: by hand {hand[-1]} s, ours {ours[-1]}")
+    ratio = statistics.median(run["seconds"] for run in ours) / statistics.median(hand)
+    cpu, megabytes = (statistics.median(run[key] for run in ours) for key in ("cpu", "megabytes"))
+    ok = ratio <= RATIO and cpu < CPU and megabytes < MEGABYTES and not any(run["writes_at_rest"] for run in ours)
+    limits = {"ratio": RATIO, "cpu": CPU, "megabytes": MEGABYTES, "writes_at_rest": 0}
+    found = {"ratio": round(ratio, 3), "cpu": cpu, "megabytes": megabytes, "ok": ok}
+    return {**found, "limits": limits, "by_hand": hand, "ours": ours}
+
+
+async def bench_growth(client: Client, lab: Lab) -> list[dict[str, Any]]:
+    rows = []
+    for size in SIZES:
+        rows.append(await measure_ours(client, lab, size))
+        say(str(rows[-1]))
+    return rows
+
+
+async def bench_large(client: Client, lab: Lab) -> dict[str, Any]:
+    row = await measure_ours(client, lab, 1, LARGE)
+    say(str(row))
+    return row
+
+
+async def measured(lab: Lab, parts: list[str]) -> dict[str, Any]:
+    known = {"pair": bench_pair, "growth": bench_growth, "large": bench_large}
+    target = config.load({}, kubeconfig=lab.settings.kubeconfig)
+    async with Client(target, user_agent="bench", seconds=120) as client:
+        await client.apply(crd.compute_cluster())
+        await _until(lambda: _is_served(client), "the kind is served", 0.2)
+        return {part: await known[part](client, lab) for part in parts or known}
+
+
+async def _is_served(client: Client) -> bool:
+    found = await client.list(crd_kind())
+    conditions = [c for item in found.items for c in item.get("status", {}).get("conditions") or ()]
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+def crd_kind() -> Kind:
+    return Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
+
+
+def main() -> int:
+    with borrowed(Lab(settings.load(), say), with_node=False) as lab:
+        kwok.up(lab, NODES)
+        before = os.getloadavg()
+        try:
+            rows = asyncio.run(measured(lab, sys.argv[1:]))
+        finally:
+            kwok.down(lab)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    facts = {"when": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), "cores": os.cpu_count(), "load_before": before}
+    RESULTS.write_text(json.dumps({**kept, **{part: {**facts, "result": row} for part, row in rows.items()}}, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

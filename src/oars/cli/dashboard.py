@@ -1,0 +1,110 @@
+"""`oars dashboard`: the engine's own page in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from oars.base.errors import Interrupted, NotFound, OarsError, UsageError
+from oars.cli import running, show
+from oars.cli.fail import INTERRUPTED, say
+from oars.cli.options import name_argument, where_options
+
+if TYPE_CHECKING:
+    from oars.client.home import Home
+    from oars.client.homes import Where
+    from oars.client.kubernetes import KubeHome
+
+_PORT = re.compile(r"\$\(head\.(?!host\))([\w-]+)\)")
+Port = click.IntRange(1, 65535)
+
+
+@click.command()
+@name_argument
+@click.option("--open/--no-open", "browse", default=True, help="Open a browser; --no-open only prints the address.")
+@click.option("--port", type=Port, metavar="PORT", help="Kubernetes: the port on this machine. Default: a free one.")
+@where_options
+def dashboard(name: str, browse: bool, port: int | None, where: Where) -> int:
+    """Open the engine's own page. On Kubernetes a way to it is kept open until Ctrl-C."""
+    try:
+        running.run(_show(name, where, port, browse=browse))
+    except Interrupted as end:
+        if end.exit_code != INTERRUPTED:
+            raise
+    return 0
+
+
+async def _show(name: str, where: Where, port: int | None, *, browse: bool) -> None:
+    from oars.cli import finding
+
+    async with finding.home_of(name, where) as home:
+        kube = finding.in_kubernetes(home)
+        if kube is None:
+            _tell(await _here(home, name, port), browse=browse)
+            return
+        async with _forward(kube, name, port or 0) as address:
+            _tell(address, browse=browse)
+            say("Ctrl-C ends it.")
+            await asyncio.Event().wait()
+
+
+async def _here(home: Home, name: str, port: int | None) -> str:
+    if port is not None:
+        raise UsageError("--port is about Kubernetes, and the cluster runs on this machine.", "Leave it out.")
+    await home.report(name)  # a dead keeper is replaced before anyone relies on the cluster
+    address = home.access(name).dashboard
+    if not address:
+        raise _missing(name)
+    return address
+
+
+@asynccontextmanager
+async def _forward(home: KubeHome, name: str, port: int) -> AsyncIterator[str]:
+    """A port of this machine that leads to the page, whichever pod the head is; its address."""
+    from oars.cli import inside
+    from oars.kube.streams import Forwarder
+    from oars.places.kube.values import head_values
+    from oars.plan.fill import fill
+
+    cluster = await inside.described(home, name)
+    page = cluster.shape.endpoints.get("dashboard", "")
+    found = _PORT.search(page)
+    if found is None:
+        raise _missing(name)
+    served = next(each for each in cluster.shape.head.process.ports if each.name == found[1])
+
+    async def choose() -> tuple[str, str, int]:
+        try:
+            spot = await inside.spot_of(home, name)
+        except NotFound as error:
+            raise OSError(error.message) from error
+        return spot.namespace, spot.pod, served.default
+
+    await inside.spot_of(home, name)  # says at once if there is no head
+    forwarder = Forwarder(home.client, choose, port)
+    try:
+        mine = await forwarder.start()
+    except OSError as error:
+        raise OarsError(f"The port {port} cannot be used: {error.strerror}.", "Choose another with --port.") from error
+    try:
+        yield fill(page, head_values("127.0.0.1", cluster.shape, {served.name: mine}))
+    finally:
+        await forwarder.close()
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"The engine of {name!r} has no page of its own.", f"`oars status {name}` says how it is.")
+
+
+def _tell(address: str, *, browse: bool) -> None:
+    show.write(address)
+    if browse:
+        import webbrowser
+
+        if not webbrowser.open(address):
+            say("No browser could be opened; open the address yourself.")

@@ -1,0 +1,103 @@
+"""Clusters by name, wherever they are: this machine first, then Kubernetes if there is a kubeconfig."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oars.base.errors import NotFound, TimedOut, UsageError
+from oars.client.homes import Where, find_home
+from oars.client.local import LocalHome
+from oars.places.report import Report
+
+if TYPE_CHECKING:
+    from oars.cli.progress import Progress
+    from oars.client.cluster import AsyncCluster
+    from oars.client.home import Home
+    from oars.client.kubernetes import KubeHome
+
+# Whoever looks after a cluster tells of a change within that time, or it is told how it was before.
+ANSWER_SECONDS = 10.0
+ATTACH_SECONDS = 40.0  # a keeper that was gone has 20 to come back
+
+
+@asynccontextmanager
+async def home_of(name: str, where: Where) -> AsyncIterator[Home]:
+    """The home that has the cluster, let go at the end."""
+    home = await find_home(name, where, os.environ)
+    try:
+        yield home
+    finally:
+        await home.close()
+
+
+def in_kubernetes(home: Home) -> KubeHome | None:
+    """The home, if it is Kubernetes; its libraries are not loaded for clusters of this machine."""
+    if isinstance(home, LocalHome):
+        return None
+    from oars.client.kubernetes import KubeHome
+
+    assert isinstance(home, KubeHome)
+    return home
+
+
+def only_kubernetes(home: Home, name: str, instead: str) -> KubeHome:
+    found = in_kubernetes(home)
+    if found is None:
+        raise UsageError(f"The cluster {name!r} runs on this machine.", instead)
+    return found
+
+
+async def report_of(home: Home, name: str, seconds: float = ANSWER_SECONDS) -> Report:
+    """How it is now. Where nobody acts on the last change (an operator that is away), how it was before."""
+    if in_kubernetes(home) is None:
+        return await home.report(name)
+    wanted, last = 0, None
+    try:
+        async with asyncio.timeout(seconds):
+            wanted = await home.generation(name)
+            async for report in home.watch(name):
+                last = report
+                if report.status.generation >= wanted:
+                    return report
+    except TimeoutError:
+        if last is None:
+            hint = "Is the API server busy? Try again."
+            raise TimedOut(f"Nothing was heard of {name!r} within {seconds:.0f} s.", hint) from None
+        return _outdated(last)
+    raise NotFound(f"The cluster {name!r} has just been stopped.")
+
+
+def _outdated(report: Report) -> Report:
+    status = report.status
+    note = "Nobody has acted on the last change yet; `oars operator status` tells how the operator is."
+    return replace(report, status=replace(status, message=f"{status.message} {note}".strip()))
+
+
+async def report(name: str, where: Where) -> Report:
+    async with home_of(name, where) as home:
+        return await report_of(home, name)
+
+
+async def attach(name: str, where: Where, progress: Progress) -> AsyncCluster:
+    """The cluster as an object, to be closed by the caller."""
+    from oars.client.cluster import AsyncCluster
+
+    try:
+        async with asyncio.timeout(ATTACH_SECONDS):
+            return await AsyncCluster.attach(name, progress=progress, where=where)
+    except TimeoutError:
+        hint = f"`oars status {name}` says how it is."
+        raise TimedOut(f"Nobody tells how {name!r} is now.", hint) from None
+
+
+def where_words(where: Where | None, namespace: str = "") -> str:
+    """Options that a next command needs to find the same cluster, to stand after its name."""
+    if where is None:
+        return ""
+    said = {"--kubeconfig": where.kubeconfig, "--context": where.context, "-n": where.namespace or namespace}
+    return "".join(f" {option} {value}" for option, value in said.items() if value)
