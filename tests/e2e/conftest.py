@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from lab import kube as kubes
 from lab.kube import Cluster, Kube
 
-OARS = Path(sys.executable).with_name("oars")
+from lab import kube as kubes
+
+OARS = str(Path(sys.executable).with_name("oars"))
 SYSTEM = "oars-system"
 
 

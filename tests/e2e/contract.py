@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import pytest
-
 from lab.kube import Kube
+
 from oars.client.homes import Where
 from oars.client.sync import Cluster
 from oars.model import Cause
@@ -29,7 +29,7 @@ class KubeContract:
     image: ClassVar[str]
     mode: ClassVar[str]
     lost: ClassVar[str] = "failed:"
-    back_seconds: ClassVar[float] = 20.0  # quiet machine; see test_a_lost_head
+    back_seconds: ClassVar[float] = 60.0  # three times what is promised: the machine may be busy with other tests
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -98,17 +98,21 @@ class KubeContract:
         assert demo.wait(timeout=TIMEOUT).ready == 2
         self.works(demo)
 
-    def test_a_lost_head_comes_back_with_its_workers(self, demo: Cluster, home: Kube) -> None:
+    def test_a_lost_head_comes_back_with_its_workers(
+        self, demo: Cluster, home: Kube, record_property: Callable[[str, object], None]
+    ) -> None:
         before = {pod["metadata"]["uid"] for pod in home.pods("oars.dev/cluster=demo")}
         with DriverProgram(demo, self.program("hang")) as program:
-            program.expect("started", 120)
+            while program.expect("started", 120) != "started":
+                pass  # Ray's warning that versions differ has the word in it
             started = time.monotonic()
             delete_pod(home, staying(home, "head")[0]["metadata"]["name"])
             until(lambda: demo.status().phase is not Phase.READY, 30)
             assert demo.wait(timeout=TIMEOUT).ready == 2
             seconds = time.monotonic() - started
             program.expect(self.lost, 120)
-        print(f"{self.engine.__name__} {self.mode}: back after {seconds:.1f} s")
+        record_property("back_seconds", round(seconds, 1))
+        assert seconds < self.back_seconds
         serving = [*staying(home, "head"), *staying(home, "worker")]
         assert not before & {pod["metadata"]["uid"] for pod in serving}, "workers of the old head stayed"
         self.works(demo)

@@ -37,7 +37,9 @@ CONNECT = {
 }
 _GREETING = "import sys; print('{name}: {engine} at {address}; `client` is connected. Ctrl-D leaves.', file=sys.stderr)"
 # Keys that move and complete, which Python prepares by itself only if it is given no program.
-_EDITING = "try:\n    import readline, rlcompleter\n    readline.parse_and_bind('tab: complete')\nexcept ImportError: pass"
+_EDITING = (
+    "try:\n    import readline, rlcompleter\n    readline.parse_and_bind('tab: complete')\nexcept ImportError: pass"
+)
 _READ_STDIN = "import sys; exec(compile(sys.stdin.read(), '<stdin>', 'exec'))"
 
 

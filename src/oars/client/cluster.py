@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from oars import engines
-from oars.base.errors import ClusterLost, NotFound, SpecError, StartFailed, TimedOut
+from oars.base.errors import ClusterLost, NotFound, OarsError, SpecError, StartFailed, TimedOut
 from oars.client import card
 from oars.client.home import Driver, Home, Making
 from oars.client.homes import Where, find_home, home_for
@@ -249,10 +249,17 @@ class AsyncCluster:
 
     async def _timed_out(self, last: Report | None) -> TimedOut:
         cause = last.causes[0] if last and last.causes else Cause("", "Its keeper has not said anything yet.")
-        lines = cause.lines or tuple((await self.logs(tail=LAST_LINES)).splitlines()[-LAST_LINES:])
+        lines = cause.lines or await self._last_lines()
         ready = f"{last.status.ready} of {last.status.wanted} workers are ready" if last else "nothing is ready"
         message = f"The cluster {self._name!r} is not as wanted in time: {ready}. {cause.message}"
         return TimedOut(message, cause.todo or "Allow more time with --timeout (timeout=).", lines)
+
+    async def _last_lines(self) -> tuple[str, ...]:
+        """Of all members; where they cannot be had (a container that never started), why we wait says enough."""
+        try:
+            return tuple((await self.logs(tail=LAST_LINES)).splitlines()[-LAST_LINES:])
+        except OarsError:
+            return ()
 
     # show
 

@@ -25,7 +25,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Object
 from oars.model import HEAD, Role
-from oars.places.kube import names, observe
+from oars.places.kube import names, observe, render
 from oars.places.kube.describe import describe
 from oars.places.kube.root import Intent, reference
 from oars.places.report import Report
@@ -78,7 +78,7 @@ class KubeHome:
         engine = engines.get(spec.engine)
         engine.check(spec)
         namespace = spec.namespace.name or (name if spec.namespace.create else self.namespace)
-        describe(name, namespace, spec, engine)  # what cannot be rendered is said before anything is made
+        render.manifests(describe(name, namespace, spec, engine))  # what cannot be rendered is said before all else
         self._homes[name] = namespace
         mode = self._where.mode or await operated.find_mode(self._client, namespace)
         how.progress(f"{name}: {mode} mode, namespace {namespace}")

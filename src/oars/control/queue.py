@@ -27,6 +27,7 @@ class Queue(Generic[K]):
         self._working: set[K] = set()
         self._failures: dict[K, int] = {}
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._due)
@@ -48,17 +49,18 @@ class Queue(Generic[K]):
 
     async def take(self) -> K:
         """The next that is due and that nobody works on. Say `done` afterwards."""
-        while True:
-            self._changed.clear()
-            key, wait = self._next()
-            if key is not None:
-                self._working.add(key)
-                return key
-            try:
-                async with asyncio.timeout(wait):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+        async with self._turn:  # one waits for the next name, the others for their turn: a change wakes one, not all
+            while True:
+                self._changed.clear()
+                key, wait = self._next()
+                if key is not None:
+                    self._working.add(key)
+                    return key
+                try:
+                    async with asyncio.timeout(wait):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
 
     def _next(self) -> tuple[K | None, float | None]:
         """A name, or how long until there may be one."""

@@ -20,7 +20,8 @@ PATIENCE = 20.0  # how long a new connection waits for a pod or an API server th
 FIRST_WAIT, LONGEST_WAIT = 0.1, 2.0
 _QUIET = 1.0  # after our side has ended; kubectl's forwards wait as long
 _PART = 1 << 16
-_REPLAY = 1 << 22  # more than fits between us and a pod that takes nothing
+_REPLAY = 1 << 18
+_REFUSAL = 0.1  # by then a pod's kernel has said that nobody listens
 
 Where = tuple[str, str, int]
 Choose = Callable[[], Awaitable[Where]]
@@ -37,6 +38,7 @@ class _Link:
     sent: bytearray = field(default_factory=bytearray)
     repeatable: bool = True
     received: int = 0
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # somebody answered, or no refusal came in time
     delivering: bool = False  # the local side has not taken yet what came
 
     def note(self, data: bytes) -> None:
@@ -57,6 +59,7 @@ class Forwarder:
         self._host = host
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._proven: Where | None = None  # where somebody answered last
 
     async def start(self) -> int:
         """Listen; returns the local port."""
@@ -92,24 +95,30 @@ class Forwarder:
         link = _Link()
         deadline = time.monotonic() + PATIENCE
         while True:
-            reader, writer = await self._open(deadline)
+            where, (reader, writer) = await self._open(deadline)
+            if where == self._proven:
+                link.heard.set()
             try:
                 await _join(local, (reader, writer), link)
                 return
             except PortClosed:
+                self._proven = None
+                link.heard.clear()
                 if link.received or not link.repeatable or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(LONGEST_WAIT / 4)
             finally:
+                self._proven = where if link.received else self._proven
                 writer.abort()
                 await writer.wait_closed()
 
-    async def _open(self, deadline: float) -> tuple[asyncio.StreamReader, PortWriter]:
+    async def _open(self, deadline: float) -> tuple[Where, tuple[asyncio.StreamReader, PortWriter]]:
         wait = FIRST_WAIT
         while True:
             try:
                 async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
-                    return await open_port(self._client, *await self._choose())
+                    where = await self._choose()
+                    return where, await open_port(self._client, *where)
             except (OarsError, TimeoutError, *Failed):
                 if time.monotonic() + wait > deadline:
                     raise
@@ -144,6 +153,7 @@ async def _join(local: Streams, port: tuple[asyncio.StreamReader, PortWriter], l
 
 async def _carry_up(source: asyncio.StreamReader, target: PortWriter, link: _Link) -> None:
     try:
+        await _listened(link)
         target.write(bytes(link.sent))
         while data := await source.read(_PART):
             link.note(data)
@@ -154,9 +164,18 @@ async def _carry_up(source: asyncio.StreamReader, target: PortWriter, link: _Lin
         pass  # the pod's side is over: what it still sent is to be delivered, and the way down knows how it ended
 
 
+async def _listened(link: _Link) -> None:
+    """Send nothing before a refusal would have come: a server that refuses with bytes unread resets the connection, and
+    its reason is lost on the way. Only a pod that has not answered yet costs this time."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(link.heard.wait(), _REFUSAL)
+    link.heard.set()
+
+
 async def _carry_down(source: asyncio.StreamReader, target: asyncio.StreamWriter, link: _Link) -> None:
     while data := await source.read(_PART):
         link.received += len(data)
+        link.heard.set()
         link.delivering = True
         target.write(data)
         await target.drain()

@@ -14,7 +14,7 @@ from oars.kube.client import Client
 from oars.kube.errors import is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, Object
 from oars.operator.index import Key, Watches
-from oars.places.kube import record
+from oars.places.kube import record, render
 from oars.places.kube.describe import describe, desired
 from oars.places.kube.evidence import Ground
 from oars.places.kube.place import KubePlace, Setting
@@ -117,4 +117,6 @@ def described(resource: Object) -> Cluster:
     manifest = load.build({**resource["spec"], "place": "kubernetes"})
     engine = engines.get(manifest.spec.engine)
     engine.check(manifest.spec)
-    return describe(metadata["name"], metadata["namespace"], manifest.spec, engine)
+    cluster = describe(metadata["name"], metadata["namespace"], manifest.spec, engine)
+    render.manifests(cluster)  # a pod overlay that clashes with ours shows only now
+    return cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,52 @@ def test_nothing_to_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("command", ["status", "why", "logs", "down", "shell", "exec", "scale"])
+def test_kubernetes_that_does_not_answer_is_a_note(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept().store.create(intent("old", boot="another"), {})
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    assert oars("ls", "-o", "name") == 0
+    shown = capsys.readouterr()
+    assert shown.out == "old\n"
+    assert shown.err.startswith("Kubernetes is left out: ")
+    assert oars("ls", "-o", "name", "--place", "local") == 0
+    assert capsys.readouterr().err == ""
+    assert oars("ls", "--place", "kubernetes") == 2
+
+
+def test_kubernetes_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = tmp_path / "config"
+        config.write_text(kubeconfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        monkeypatch.setenv("KUBECONFIG", str(config))
+        monkeypatch.setattr(ls, "KUBERNETES_SECONDS", 0.2)
+        begun = time.monotonic()
+        assert oars("ls") == 0
+        assert time.monotonic() - begun < 5
+    assert "Kubernetes is left out: it did not answer" in capsys.readouterr().err
+
+
+def kubeconfig(server: str) -> str:
+    parts = {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "x"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    return json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "c", **parts})
+
+
+def test_words_for_clusters_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    kept().store.create(intent("demo", boot="another"), {})
+    assert oars("cp", "x", "demo:/tmp/x") == 2
+    assert "The cluster 'demo' runs on this machine.\nIts files are" in capsys.readouterr().err
+    assert oars("dashboard", "demo", "--port", "8000") == 2
+    assert "--port is about Kubernetes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "why", "logs", "down", "shell", "exec", "scale", "dashboard"])
 def test_no_such_cluster(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     kept().store.create(intent("demo-1", boot="another"), {})
     more = {"scale": ["3"], "exec": ["--", "true"]}.get(command, [])

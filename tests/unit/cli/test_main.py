@@ -13,9 +13,18 @@ import pytest
 
 from oars.cli import fail
 from oars.cli.main import _call, cli
+from oars.cli.options import kept
 from oars.cli.table import COMMANDS
+from tests.unit.cli.test_look import intent
 
-EVERY_COMMAND = [[name] for name in COMMANDS] + [["env", "ls"], ["env", "rm"], ["config", "show"]]
+OPERATOR = ["install", "manifests", "run", "status", "uninstall"]
+EVERY_COMMAND = [
+    *([name] for name in COMMANDS),
+    *(["operator", name] for name in OPERATOR),
+    ["env", "ls"],
+    ["env", "rm"],
+    ["config", "show"],
+]
 HEAVY = {"pydantic", "yaml", "rich", "asyncio", "cryptography", "oars.client", "oars.engines", "oars.spec"}
 ENGINES = {"dask", "distributed", "ray", "xorbits", "mars"}
 
@@ -57,6 +66,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert loaded.isdisjoint(HEAVY | ENGINES)
 
 
+def test_clusters_of_this_machine_need_no_kubernetes_library(tmp_path: Path) -> None:
+    """Even where there is a kubeconfig: it is not read for a cluster that is here."""
+    kept().store.create(intent("demo", boot="another"), {})
+    environ = {"KUBECONFIG": str(tmp_path / "config")}
+    for command in (["status", "demo"], ["why", "demo"], ["ls", "--place", "local"]):
+        assert modules(*command, **environ).isdisjoint(ENGINES | {"aiohttp", "pydantic"})
+
+
 def test_completion_of_names_needs_no_spec() -> None:
     loaded = modules(_OARS_COMPLETE="bash_complete", COMP_WORDS="oars down ", COMP_CWORD="2")
     assert "oars.cli.down" in loaded
@@ -91,6 +108,13 @@ def test_wrong_words(args: list[str], said: str, capsys: pytest.CaptureFixture[s
         (["up", "a", "--name", "b", "--engine", "toy"], "Two names are given: 'a' and 'b'."),
         (["down"], "Name the clusters to stop, or say --all."),
         (["down", "a", "--all"], "Either names or --all."),
+        (["ls", "--place", "moon"], "There is no place 'moon'."),
+        (["ls", "--place", "local", "-n", "x"], "--namespace is about Kubernetes, and --place says local."),
+        (["up", "--engine", "toy", "--mode", "direct", "--place", "local"], "--mode is about Kubernetes"),
+        (["cp", "a", "b"], "One end must be NAME:PATH of a cluster"),
+        (["cp", "demo:/a", "demo:/b"], "One end must be NAME:PATH of a cluster"),
+        (["diff"], "No engine is named."),
+        (["diff", "--engine", "toy"], "No cluster is named."),
         (["down", "a", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
         (["up", "--engine", "toy", "--timeout", "soon"], "timeout: 'soon' is not a duration"),
         (["env", "rm"], "Name the environments to remove"),

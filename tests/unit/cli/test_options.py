@@ -10,10 +10,13 @@ import click
 import pytest
 
 from oars.base.errors import NotFound, SpecError, UsageError
-from oars.cli.options import ClusterOptions
+from oars.cli.finding import where_words
+from oars.cli.options import ClusterOptions, where_options
 from oars.cli.run import _home, run
+from oars.cli.shell import execute
+from oars.client.homes import Where
 
-EMPTY: dict[str, Any] = dict.fromkeys(["file", "engine", "workers", "cpu", "memory", "place", "option_name"])
+EMPTY: dict[str, Any] = dict.fromkeys(["file", "engine", "workers", "cpu", "memory", "image", "option_name"])
 FILE = """
 apiVersion: oars.dev/v1alpha1
 kind: ComputeCluster
@@ -25,7 +28,7 @@ spec:
 
 
 def options(**given: Any) -> ClusterOptions:
-    return ClusterOptions(**{**EMPTY, "sets": (), "packages": (), "timeout": "2m", **given})
+    return ClusterOptions(**{**EMPTY, "sets": (), "packages": (), **given})
 
 
 def test_options_alone() -> None:
@@ -102,3 +105,87 @@ def test_the_script_must_be_there(tmp_path: Path) -> None:
         _home(str(tmp_path))
     (tmp_path / "__main__.py").touch()
     assert _home(str(tmp_path)) == tmp_path.resolve()
+
+
+# where
+
+
+def where(*args: str) -> Where:
+    """What a command that finds clusters is told."""
+    found: list[Where] = []
+
+    @click.command()
+    @where_options
+    def command(where: Where) -> None:
+        found.append(where)
+
+    command.main(list(args), standalone_mode=False)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], Where()),
+        (["--place", "local"], Where("local")),
+        (["-n", "ns"], Where("kubernetes", namespace="ns")),
+        (["--context", "c", "--kubeconfig", "k"], Where("kubernetes", "c", kubeconfig="k")),
+        (["--place", "kubernetes"], Where("kubernetes")),
+    ],
+)
+def test_who_speaks_of_kubernetes_means_kubernetes(args: list[str], said: Where) -> None:
+    assert where(*args) == said
+
+
+def test_local_and_a_namespace_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="--namespace is about Kubernetes, and --place says local"):
+        where("--place", "local", "-n", "ns")
+
+
+def test_the_place_and_the_image_are_part_of_the_description() -> None:
+    spec = options(engine="dask", image="a/b:1", where=Where("kubernetes")).manifest().spec
+    assert (spec.place, spec.image) == ("kubernetes", "a/b:1")
+    assert options(engine="dask", where=Where()).manifest().spec.place == "local"
+
+
+def test_the_file_and_the_option_agree_on_the_namespace(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE + "  namespace: {name: a}\n")
+    assert options(file=str(path), where=Where("kubernetes", namespace="a")).named(None)[0] == "from-file"
+    with pytest.raises(UsageError, match="says namespace 'a', and --namespace says 'b'"):
+        options(file=str(path), where=Where("kubernetes", namespace="b")).named(None)
+
+
+def test_stdin_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(FILE))
+    given = options(file="-")
+    assert given.manifest() == given.manifest()
+
+
+def test_what_the_next_command_needs() -> None:
+    assert where_words(Where("kubernetes"), "ns") == " -n ns"
+    assert where_words(Where("kubernetes", "c", "n", "k")) == " --kubeconfig k --context c -n n"
+    assert where_words(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "command", "namespace", "local"),
+    [
+        (["demo", "--", "env"], ["--", "env"], None, False),
+        (["demo", "python", "-n", "x"], ["python", "-n", "x"], None, False),
+        (["demo", "-n", "ns", "--", "ls", "-n"], ["--", "ls", "-n"], "ns", False),
+        (["-n", "ns", "demo", "ls"], ["ls"], "ns", False),
+        (["demo", "--local", "--namespace=ns", "--", "--local"], ["--", "--local"], "ns", True),
+    ],
+)
+def test_whose_options(args: list[str], command: list[str], namespace: str | None, local: bool) -> None:
+    with execute.make_context("exec", list(args)) as context:
+        assert context.params["name"] == "demo"
+        assert list(context.params["command"]) == command
+        assert context.params["namespace"] == namespace
+        assert context.params["local"] is local
+
+
+def test_an_option_that_is_nobodys() -> None:
+    with pytest.raises(click.NoSuchOption, match="lokal"):
+        execute.make_context("exec", ["demo", "--lokal", "--", "env"])

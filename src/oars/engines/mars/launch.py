@@ -9,7 +9,8 @@ What it adds to Mars' own command:
 - everything it leaves outside itself (shared memory, semaphores, sockets) is named "oars-PID-…" or lies in DIRECTORY,
   so that it can be found when the process was killed;
 - SIGTERM ends it as cleanly as SIGINT does;
-- a worker waits for its supervisor: pymars would never find one that comes later.
+- a worker waits for its supervisor: pymars would never find one that comes later;
+- a worker ends with its supervisor: Mars' own would wait for ever and never find the next one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from types import ModuleType
 from typing import Any
 
 INSIDE = "oars_mars_inside"  # the name under which the supervisor's web server finds our handlers
+CONNECT_SECONDS = 10.0
 SOCKET_ROOM = 50  # what Mars and multiprocessing append to a directory to name a socket; the kernel allows 107 in all
 LIBRARIES = ("tensor", "dataframe", "learn", "remote")
 LEFT_ALONE: list[Any] = []
@@ -144,7 +146,8 @@ def fork_server(directory: str) -> None:
     A sub-process that has died is replaced by Mars with "spawn"; this makes that a fork from the same server."""
     start_tracker()
     server: Any = multiprocessing.forkserver._forkserver
-    address = os.path.join(directory, f"fork-{os.getpid()}")
+    # A container that is started again finds the files of the one before, which had the same process id.
+    address = os.path.join(directory, f"fork-{os.getpid()}-{secrets.token_hex(3)}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     os.chmod(address, 0o600)
@@ -186,9 +189,29 @@ def runner(parts: dict[str, str], role: str) -> Any:
     class Worker(deploy.WorkerCommandRunner):  # type: ignore[name-defined,misc]
         async def start_services(self) -> Any:
             await supervisor_ready(parts, self.args.supervisors)
+            threading.Thread(target=end_with, args=(self.args.supervisors,), daemon=True).start()
             return await super().start_services()
 
     return Worker()
+
+
+def end_with(address: str) -> None:
+    """Hold a connection to the supervisor, on which nothing is ever said, and end when it breaks. The kernel asks from
+    time to time whether the other side is there: a machine that vanishes does not say goodbye."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), CONNECT_SECONDS) as held:
+        held.settimeout(None)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+            held.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        try:
+            while held.recv(4096):
+                pass
+        except OSError:
+            pass  # reset, or no answer: gone all the same
+    sys.stderr.write("The supervisor is gone; this worker ends, for there is no way back to another one.\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 async def supervisor_ready(parts: dict[str, str], address: str) -> None:

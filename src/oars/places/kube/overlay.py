@@ -42,6 +42,9 @@ _OURS = (
     (re.compile(r"restartPolicy$"), "pods of a Deployment are always restarted"),
 )
 
+# Entries of lists that only we may add, whether or not this very pod has them.
+_RESERVED = re.compile(r"containers\[oars\]$|volumes\[oars-[a-z]+\]$|volumeMounts\[/etc/oars")
+
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Our template with the user's over it; `where` names the user's in errors, such as head.pod."""
@@ -59,14 +62,14 @@ def _merge(ours: Any, theirs: Any, path: str, where: str) -> Any:
     if ours == theirs:
         return ours
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and not WHOLE.search(path):
-        return {
-            key: _merge(ours[key], theirs[key], _below(path, key), where) if key in ours and key in theirs
-            else ours[key] if key in ours else theirs[key]
-            for key in [*ours, *(key for key in theirs if key not in ours)]
-        }  # fmt: skip
+        for key in theirs:
+            if key not in ours:
+                _refuse(_below(path, key), where)  # half of a thing of ours would be theirs
+        merged_keys = {key: _merge(ours[key], theirs[key], _below(path, key), where) for key in ours if key in theirs}
+        return {**ours, **theirs, **merged_keys}
     if isinstance(ours, list) and isinstance(theirs, list):
         return _merge_lists(ours, theirs, path, where)
-    _refuse(ours, theirs, path, where)
+    _refuse(path, where)
     return theirs
 
 
@@ -74,12 +77,15 @@ def _merge_lists(ours: list[Any], theirs: list[Any], path: str, where: str) -> l
     name = re.split(r"[.\]]", path)[-1]
     key = KEYS.get(name)
     if key is None:
-        _refuse(ours, theirs, path, where)
+        _refuse(path, where)
         return [*ours, *(item for item in theirs if item not in ours)]
     for item in theirs:
         if not isinstance(item, Mapping) or key not in item:
             raise SpecError(f"{where}.{path}: each entry needs its {key}.", f"Add {key}: to the entry.")
     known = {item[key]: item for item in ours}
+    for item in theirs:
+        if item[key] not in known and _RESERVED.search(f"{path}[{item[key]}]"):
+            _refuse(f"{path}[{item[key]}]", where)
     given = {item[key]: item for item in theirs}
     result = [
         _merge(item, given[item[key]], f"{path}[{item[key]}]", where) if item[key] in given else item for item in ours
@@ -87,7 +93,7 @@ def _merge_lists(ours: list[Any], theirs: list[Any], path: str, where: str) -> l
     return [*result, *(item for item in theirs if item[key] not in known)]
 
 
-def _refuse(ours: Any, theirs: Any, path: str, where: str) -> None:
+def _refuse(path: str, where: str) -> None:
     for pattern, reason in _OURS:
         if pattern.search(path):
             raise SpecError(f"{where}.{path} clashes with what Oars sets there: {reason}.", "Leave it out.")

@@ -204,8 +204,7 @@ class KubePlace:
             pods = [pod for pod in self.pods() if _is_of(pod, deployment)]
             await self._delete([pod for pod in pods if self._is_in_vain(pod)], LOST_GRACE)
             if self._is_obsolete(deployment) and not any(map(observe.is_staying, pods)):
-                await self._client.delete(DEPLOYMENT, deployment["metadata"]["name"], self._cluster.namespace)
-                self._deployments.forget(deployment["metadata"]["uid"])
+                await self._drop(deployment)
             elif _is_settled(deployment, pods):
                 await self._delete([pod for pod in pods if _annotation(pod, names.GOING) and _is_up(pod)], None)
 
@@ -224,16 +223,28 @@ class KubePlace:
     # remove
 
     async def remove(self, desired: Desired, step: Remove) -> None:
-        if step.grace == 0.0:
-            return  # their Deployment replaces them, its template having changed; what we delete now it would restore
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         chosen = [pods[member] for member in step.members if member in pods]
+        if step.grace == 0.0:
+            await self._leave_behind(chosen)
+            return
         waits = []
         for deployment in self.deployments():
             victims = [pod for pod in chosen if _is_of(pod, deployment)]
             if victims:
                 waits += await self._lower(desired, deployment, victims)
         self._waits = tuple(waits)
+
+    async def _leave_behind(self, lost: list[Object]) -> None:
+        """Workers of a lost head are replaced by their Deployment, whose template has changed: what we delete now it
+        would restore. One that is itself of an older description goes, and they with it."""
+        for deployment in self.deployments():
+            if any(_is_of(pod, deployment) for pod in lost) and self._is_obsolete(deployment):
+                await self._drop(deployment)
+
+    async def _drop(self, deployment: Object) -> None:
+        await self._client.delete(DEPLOYMENT, deployment["metadata"]["name"], self._cluster.namespace)
+        self._deployments.forget(deployment["metadata"]["uid"])
 
     async def _lower(self, desired: Desired, deployment: Object, victims: list[Object]) -> list[Cause]:
         """A ReplicaSet removes pods that are not ready before it looks at the cost, so the others must be."""

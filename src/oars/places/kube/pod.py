@@ -127,7 +127,8 @@ def environment(cluster: Cluster, group: Group) -> list[Object]:
     facts = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()]
     texts = {name: fill(text, values) for name, text in group.process.env.items()}
     ours = {"HOME": SCRATCH, **_service_variables(cluster), **texts}
-    return [*facts, *({"name": name, "value": text} for name, text in ours.items())]
+    # The API server drops an empty value, and kubectl would see a difference at every apply.
+    return [*facts, *({"name": name, "value": text} if text else {"name": name} for name, text in ours.items())]
 
 
 def _service_variables(cluster: Cluster) -> dict[str, str]:

@@ -98,14 +98,14 @@ def disruption_budget(cluster: Cluster) -> Object:
 def network_policy(cluster: Cluster) -> Object:
     """Members speak to each other freely. Others in the namespace reach what the head serves; an operator looks after
     it from elsewhere; from outside only what was exposed is open."""
-    ports = [{"port": port.default} for port in cluster.shape.head.process.ports if port.served]
+    ports = [{"port": port.default, "protocol": "TCP"} for port in cluster.shape.head.process.ports if port.served]
     exposed = cluster.spec.expose.type != "ClusterIP" or cluster.spec.expose.host
     served: Object = {"ports": ports}
     if not exposed:
         served["from"] = [{"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}]
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: cluster.name}}}]}, served]
     if cluster.helped:
-        rules.append({"ports": [{"port": names.HELPER_PORT}]})  # it asks for a token
+        rules.append({"ports": [{"port": names.HELPER_PORT, "protocol": "TCP"}]})  # it asks for a token
     spec = {
         "podSelector": {"matchLabels": {names.CLUSTER: cluster.name}},
         "policyTypes": ["Ingress"],

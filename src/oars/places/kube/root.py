@@ -19,7 +19,7 @@ from oars.spec.status import Phase, Status
 
 INTENT, STATUS, NOTES = "cluster.json", "status.json", "notes.json"
 FORCE = "oars.dev/force-generation"  # annotation: this generation's workers may go with what they hold
-COUNT_SECONDS = 1.0  # between two writes that tell of nothing but more workers being ready
+COUNT_SECONDS = 2.0  # between two writes that tell of nothing but a start that goes on, or more workers being ready
 
 
 def reference(kind: Kind, obj: Object) -> Object:
@@ -106,21 +106,24 @@ class ClusterRoot:
             fresh |= self._shown(status, causes)
             fresh["notes"] = record.dump_notes(notes)
         self.notes = notes
-        if fresh == self._status or (self._is_hurried(fresh) and status is not None):
+        if fresh == self._status or (status is not None and self._is_hurried(fresh)):
             return
         await self._write(fresh)
         await self._tell(status, causes)
 
     def _shown(self, status: Status, causes: tuple[Cause, ...]) -> Object:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        selector = names.selector({names.CLUSTER: status.name, names.ROLE: "worker"})
+        first = {names.GROUP: status.groups[0].name} if status.groups else {}
+        selector = names.selector({names.CLUSTER: status.name, names.ROLE: "worker", **first})
         grave = causes_that_matter(causes)
         if status.phase is Phase.STARTING and not grave:
             status = replace(status, reason="", message="")  # that it takes its course is not worth a write each time
         return {**record.cr_status(status, grave, self._status, now), "selector": selector}
 
     def _is_hurried(self, fresh: Object) -> bool:
-        steady = ("phase", "reason", "observedGeneration", "notes", "endpoints")
+        """It can wait for the next pass: nobody acts on it, and by then there will be more to tell."""
+        starting = {fresh.get("phase"), self._status.get("phase")} <= {Phase.PENDING.value, Phase.STARTING.value}
+        steady = ("reason", "observedGeneration", *(() if starting else ("phase", "notes", "endpoints")))
         same = all(fresh.get(key) == self._status.get(key) for key in steady)
         return same and self._clock() - self._written < COUNT_SECONDS
 

@@ -1,0 +1,116 @@
+"""The operator when things go wrong: it dies, another takes over, the API server refuses, lies, falls silent or goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+from lab.faultproxy import FaultProxy
+from lab.faults import Answer, Drop, EndWatch, Pass, Rule, die_after
+from lab.wait import until
+
+from tests.api.stage import Operator, Stage, group, holder, resource
+
+Operators = Callable[..., Operator]
+Proxies = Callable[..., FaultProxy]
+
+WEATHER = {
+    "conflicts": [Rule(Answer(409), verb="write", chance=0.4, times=12)],
+    "too many requests": [Rule(Answer(429), verb="write", chance=0.4, times=8)],
+    "errors of the server": [Rule(Answer(500), verb="write", chance=0.4, times=12)],
+    "answers that get lost": [Rule(Drop(applied=True), verb="write", chance=0.4, times=12)],
+    "watches that are cut": [Rule(EndWatch(2, "cut"), verb="watch", times=8)],
+    "watches that expire": [Rule(EndWatch(2, "expired"), verb="watch", times=8)],
+}
+
+
+@pytest.mark.parametrize("weather", WEATHER)
+def test_bad_weather_delays_and_nothing_more(
+    weather: str, stage: Stage, operators: Operators, fault_proxy: Proxies
+) -> None:
+    # The Lease is left in peace: losing the lead is another test.
+    spared = Rule(Pass(), resource="leases")
+    proxy = fault_proxy([spared, *WEATHER[weather]], seed=7)
+    operator = operators(proxy.kubeconfig)
+    stage.create(resource("demo"))
+    stage.await_ready("demo", 90)
+    stage.edit("demo", {"replicas": 1})
+    stage.await_ready("demo", 90)
+    stage.until("demo", "has one worker", lambda: len(stage.pods("demo", "worker")) == 1, 90)
+    assert set(stage.deployments("demo")) == {"demo-head", "demo-worker"}
+    assert not operator.says("Traceback")
+
+
+@pytest.mark.parametrize("write", [1, 4, 6, 7])
+def test_killed_at_a_write_and_started_again(
+    write: int, stage: Stage, operators: Operators, fault_proxy: Proxies
+) -> None:
+    """The fault matrix does this at every single write; here at a few."""
+    proxy = fault_proxy()
+    first = operators(proxy.kubeconfig, "first")
+    proxy.script.rules = [*proxy.script.rules, die_after(write)]
+    stage.create(resource("demo"))
+    until("it died", lambda: proxy.dead, 60)
+    first.kill()
+    proxy.revive()
+    operators(proxy.kubeconfig, "second")
+    assert stage.await_ready("demo", 60)["ready"] == "3/3"
+    assert set(stage.deployments("demo")) == {"demo-head", "demo-worker"}
+    assert len(stage.pods("demo")) == 4
+
+
+def test_killed_while_scaling_down_the_same_ones_go(stage: Stage, operators: Operators) -> None:
+    first = operators(identity="first")
+    stage.create(resource("demo", group(replicas=6)))
+    stage.await_ready("demo")
+    before = stage.workers("demo")
+    stage.edit("demo", {"replicas": 2})
+    chosen = stage.until("demo", "has chosen", lambda: _retiring(stage))
+    first.kill()
+    operators(identity="second")
+    stage.await_ready("demo")
+    stage.until("demo", "has two workers", lambda: len(stage.pods("demo", "worker")) == 2)
+    assert stage.workers("demo") == before - set(chosen)
+
+
+def _retiring(stage: Stage) -> dict[str, object]:
+    """Those chosen to go, as the operator has written them down before it acts."""
+    notes = stage.get("demo")["status"].get("notes") or {}
+    found: dict[str, object] = notes.get("retiring") or {}
+    return found
+
+
+def test_of_two_replicas_the_other_takes_over(stage: Stage, operators: Operators) -> None:
+    leader = operators(identity="leader")
+    spare = operators(identity="spare", leads=False)
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    assert not spare.says("apply")
+    leader.kill()
+    until("the spare leads", lambda: holder(stage.kube).startswith("spare-"), 40)
+    stage.edit("demo", {"replicas": 5})
+    assert stage.await_ready("demo", 30)["ready"] == "5/5"
+
+
+def test_a_leader_that_stops_in_good_order_hands_over_at_once(stage: Stage, operators: Operators) -> None:
+    leader = operators(identity="leader")
+    operators(identity="spare", leads=False)
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    assert leader.stop() == 128 + 15
+    until("the spare leads", lambda: holder(stage.kube).startswith("spare-"), 10)
+
+
+def test_the_api_server_goes_and_comes_back(
+    stage: Stage, operators: Operators, outage: Callable[[str], AbstractContextManager[None]]
+) -> None:
+    operator = operators()
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    with outage("kube-apiserver"):
+        pass
+    stage.edit("demo", {"replicas": 5})
+    assert stage.await_ready("demo", 90)["ready"] == "5/5"
+    assert operator.process.poll() is None
+    assert not operator.says("Traceback")

@@ -1,0 +1,296 @@
+"""The command line on Kubernetes, as users have it: real processes and real pods. Dask, since it is the quickest."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.kube import Kube
+
+pytestmark = pytest.mark.timeout(300)
+
+OARS = str(Path(sys.executable).with_name("oars"))
+SMALL = ("--cpu", "0.3", "--memory", "512Mi", "--set", "head.cpu=0.3", "--set", "head.memory=512Mi")
+SECONDS = 120
+SCRIPT = "from distributed import Client\nprint('sum', Client().submit(sum, range(10)).result())\nraise SystemExit(3)\n"
+
+
+class Line:
+    """`oars` with a namespace of the lab as its whereabouts."""
+
+    def __init__(self, kube: Kube, state: Path) -> None:
+        self.kube = kube
+        self.env = {**os.environ, "KUBECONFIG": str(kube.kubeconfig), "OARS_STATE_DIR": str(state)}
+
+    def __call__(self, *args: str, code: int = 0, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        stdin: dict[str, Any] = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
+        words = [OARS, *args]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=self.env, **stdin)
+        assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def begin(self, *args: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([OARS, *args], stdout=pipe, stderr=pipe, text=True, env=self.env)
+
+    @property
+    def at(self) -> tuple[str, str]:
+        return "-n", self.kube.namespace
+
+    def status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("status", name, *self.at, "-o", "json").stdout)
+        return found
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.2)  # the state of another process: there is nothing to await
+
+
+@pytest.fixture(scope="class")
+def oars(home: Kube, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    return Line(home, tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="class")
+def description(home: Kube, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("files") / "cluster.yaml"
+    small = "cpu: 0.3, memory: 512Mi"
+    path.write_text(
+        "apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nmetadata: {name: demo}\n"
+        f"spec:\n  engine: dask\n  image: {home.image('dask')}\n  place: kubernetes\n"
+        f"  head: {{{small}}}\n  workers: [{{replicas: 1, {small}}}]\n"
+    )
+    return str(path)
+
+
+@pytest.fixture(scope="class")
+def demo(request: pytest.FixtureRequest, oars: Line, description: str) -> Iterator[str]:
+    """One cluster for the tests of a class, in its mode."""
+    mode = request.cls.mode
+    up = oars("up", "-f", description, *oars.at, "--mode", mode)
+    assert f"oars down demo {' '.join(oars.at)}" in up.stderr
+    assert ("It stays when this command ends" in up.stderr) is (mode == "direct")
+    yield "demo"
+    assert oars("down", "demo", *oars.at).stdout == "demo is stopped.\n"
+    oars("status", "demo", *oars.at, code=3)
+
+
+class TestDirect:
+    mode = "direct"
+
+    def test_it_is_found_and_told(self, oars: Line, demo: str) -> None:
+        found = oars.status(demo)
+        assert (found["place"], found["mode"], found["namespace"]) == ("kubernetes", "direct", oars.kube.namespace)
+        assert found["groups"] == [{"name": "default", "wanted": 1, "ready": 1}]
+        listed = json.loads(oars("ls", *oars.at, "-o", "json").stdout)
+        assert [(each["name"], each["phase"], each["mode"]) for each in listed] == [("demo", "Ready", "direct")]
+        assert oars("ls", "--place", "local", "-o", "name").stdout == ""
+        assert oars.kube.namespace in oars("ls", *oars.at, "-o", "wide").stdout
+        assert "Mode:      direct" in oars("status", demo, *oars.at).stdout
+        assert "Nothing is wrong" in oars("why", demo, *oars.at).stdout
+        assert "is there already" in oars("up", demo, "--engine", "dask", *oars.at, code=1).stderr
+
+    def test_programs_run_in_the_head_pod(self, oars: Line, demo: str, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        oars("cp", str(script), f"{demo}:/tmp/script.py", *oars.at)
+        assert "sum 45" in oars("exec", demo, *oars.at, "--", "python", "/tmp/script.py", code=3).stdout
+        assert oars("exec", demo, *oars.at, "--", "cat", text="a\nb\n").stdout == "a\nb\n"
+        name = oars("exec", demo, *oars.at, "--", "sh", "-c", "echo $OARS_NAME; cat /etc/hostname").stdout.split()
+        assert name[0] == "demo"
+        assert name[1].startswith("demo-head-")
+        told = oars("shell", demo, *oars.at, text="print('sum', client.submit(sum, [1, 2]).result())").stdout
+        assert told == "sum 3\n"
+        oars("exec", demo, *oars.at, "--", "no-such-program", code=127)
+
+    def test_programs_run_here(self, oars: Line, demo: str, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        here = ("exec", demo, *oars.at, "--local", "--")
+        assert "sum 45" in oars(*here, sys.executable, str(script), code=3).stdout
+        told = oars("shell", demo, *oars.at, "--local", text="print('sum', client.submit(sum, [1, 2]).result())")
+        assert told.stdout == "sum 3\n"
+
+    def test_a_terminal_in_the_head_pod(self, oars: Line, demo: str) -> None:
+        with Terminal(OARS, "shell", demo, *oars.at, env=oars.env) as terminal:
+            terminal.until(b">>> ")
+            terminal.type(b"client.submit(sum, [1, 2]).result() + 100\r", b"103")
+            terminal.until(b">>> ")
+            terminal.type(b"import sys, time; time.sleep(60)\r", b"sleep(60)")
+            terminal.type(b"\x03", b"KeyboardInterrupt")
+            terminal.type(b"sys.exit(7)\r", b"exit(7)")
+            assert terminal.ended() == 7
+
+    def test_files_and_directories_are_copied(self, oars: Line, demo: str, tmp_path: Path) -> None:
+        folder = tmp_path / "in"
+        (folder / "deep").mkdir(parents=True)
+        (folder / "deep/data").write_bytes(os.urandom(300_000))
+        worker = next(member["id"] for member in oars.status(demo)["members"] if member["role"] == "worker")
+        oars("cp", str(folder), f"{demo}:{worker}:/tmp/in", *oars.at, "-q")
+        oars("cp", f"{demo}:{worker}:/tmp/in", str(tmp_path / "out"), *oars.at, "-q")
+        assert (tmp_path / "out/deep/data").read_bytes() == (folder / "deep/data").read_bytes()
+        assert "has no member 'nobody'" in oars("cp", "x", f"{demo}:nobody:/x", *oars.at, code=3).stderr
+        assert "There is no x" in oars("cp", "x", f"{demo}:/tmp/x", *oars.at, code=3).stderr
+
+    def test_the_dashboard(self, oars: Line, demo: str) -> None:
+        process = oars.begin("dashboard", demo, *oars.at, "--no-open")
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/status", address)
+            with urllib.request.urlopen(address.replace("status", "health"), timeout=20) as answer:
+                assert answer.status == 200
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+        assert process.returncode == 0
+
+    def test_scale_and_apply(self, oars: Line, demo: str, description: str) -> None:
+        assert "Workers:   2/2 ready" in oars("scale", demo, "2", *oars.at).stdout
+        assert "shrinks from 2 to 1" in oars("diff", "-f", description, *oars.at, code=1).stdout
+        told = oars("apply", "-f", description, *oars.at, "--set", 'workers.default.env.ANSWER="42"')
+        assert "rolled: The workers of 'default' are replaced" in told.stderr
+        assert oars.status(demo)["groups"] == [{"name": "default", "wanted": 1, "ready": 1}]
+        [worker] = [member["id"] for member in oars.status(demo)["members"] if member["role"] == "worker"]
+        assert oars.kube.kubectl("exec", worker, "--", "printenv", "ANSWER") == "42\n"
+        back = oars("diff", "-f", description, *oars.at, code=1).stdout
+        assert "env[ANSWER]: 42 → nothing" in back
+        refused = oars("apply", "-f", description, *oars.at, "--engine", "ray", code=2).stderr
+        assert "engine cannot change" in refused
+
+    def test_logs_are_followed_across_a_restart(self, oars: Line, demo: str) -> None:
+        """Each line once, from before and after."""
+        before = oars("logs", demo, "head", *oars.at).stdout
+        assert before.count("Scheduler at:") == 1
+        process = oars.begin("logs", demo, "head", *oars.at, "-f", "--tail", "1")
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        try:
+            oars.kube.kubectl("exec", "deploy/demo-head", "-c", "head", "--", "sh", "-c", "kill 1")
+            until(lambda: "Scheduler at:" in oars("logs", demo, "head", *oars.at).stdout and _restarts(oars) == 1)
+            until(lambda: oars.status(demo)["phase"] == "Ready")
+            time.sleep(3)  # what is not there by then comes twice or not at all
+        finally:
+            process.send_signal(signal.SIGINT)
+            shown = process.communicate(timeout=20)[0]
+        assert first
+        assert shown.count("End scheduler") == 1
+        assert shown.count("Scheduler at:") == 1
+        previous = oars("logs", demo, "head", *oars.at, "--previous").stdout
+        assert "End scheduler" in previous
+        everyone = oars("logs", demo, *oars.at, "--tail", "1", "-o", "json").stdout
+        assert {json.loads(line)["member"] for line in everyone.splitlines()} >= {"head"}
+
+
+def _restarts(oars: Line) -> int:
+    [pod] = oars.kube.pods("oars.dev/role=head")
+    return sum(each["restartCount"] for each in pod["status"]["containerStatuses"] if each["name"] == "head")
+
+
+@pytest.mark.usefixtures("operator")
+class TestOperated:
+    mode = "operator"
+
+    def test_the_same_words(self, oars: Line, demo: str, description: str) -> None:
+        assert oars.status(demo)["mode"] == "operator"
+        assert oars("diff", "-f", description, *oars.at).stdout == "demo is as described.\n"
+        assert "Workers:   2/2 ready" in oars("scale", demo, "2", *oars.at).stdout
+        oars("apply", "-f", description, *oars.at, "-q")
+        assert oars.status(demo)["groups"][0]["wanted"] == 1
+        assert oars("exec", demo, *oars.at, "--", "printenv", "OARS_NAME").stdout == "demo\n"
+        refused = oars("apply", "-f", description, *oars.at, "--set", "dask.protocol=tcp", code=2).stderr
+        assert "dask.protocol cannot change" in refused
+
+
+class TestAlone:
+    def test_a_script(self, oars: Line, tmp_path: Path) -> None:
+        """The driver is here, the cluster there; afterwards nothing is."""
+        script = tmp_path / "script.py"
+        script.write_text(SCRIPT)
+        image = ("--engine", "dask", "--image", oars.kube.image("dask"))
+        done = oars("run", *image, *SMALL, *oars.at, "--mode", "direct", "-q", str(script), code=3)
+        assert "sum 45" in done.stdout
+        assert oars("ls", *oars.at, "-o", "name").stdout == ""
+
+    def test_a_namespace_of_its_own(self, oars: Line) -> None:
+        name = f"own-{oars.kube.namespace}"
+        image = ("--engine", "dask", "--image", oars.kube.image("dask"), "--workers", "0")
+        up = oars("up", name, *image, *SMALL, "--set", "namespace.create=true", "--mode", "direct")
+        assert f"oars down {name} -n {name}" in up.stderr
+        oars("down", name, "-n", name)
+        until(lambda: name not in oars.kube.kubectl("get", "namespaces", "-o", "name"))
+
+    def test_rendered(self, oars: Line) -> None:
+        image = ("--engine", "dask", "--image", oars.kube.image("dask"), "--workers", "1")
+        words = ("render", "plain", *image, *SMALL, *oars.at, "--secrets", "inline")
+        rendered = oars(*words).stdout
+        oars.kube.kubectl("apply", "-f", "-", text=rendered)
+        try:
+            oars.kube.await_ready("oars.dev/cluster=plain", 2)
+            assert oars("ls", *oars.at, "-o", "name").stdout == ""  # nobody looks after it
+        finally:
+            oars.kube.kubectl("delete", "--now", "-f", "-", text=rendered)
+
+    def test_what_cannot_start_is_told_and_taken_away(self, oars: Line) -> None:
+        words = ("up", "bad", "--engine", "dask", "--image", "oars.lab/no-such:1", *SMALL, *oars.at, "--mode", "direct")
+        told = oars(*words, "--timeout", "20s", code=4).stderr
+        assert "oars.lab/no-such:1" in told
+        assert "was taken away again" in told
+        assert oars("ls", *oars.at, "-o", "name").stdout == ""
+
+
+class Terminal:
+    """A program at a terminal of ours."""
+
+    def __init__(self, *words: str, env: dict[str, str]) -> None:
+        self._pid, self._descriptor = pty.fork()
+        if self._pid == 0:
+            os.execve(words[0], list(words), env)
+        self._seen = b""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def type(self, keys: bytes, answer: bytes) -> None:
+        os.write(self._descriptor, keys)
+        self.until(answer)
+
+    def until(self, text: bytes, seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self._seen:
+            assert time.monotonic() < deadline, self._seen.decode(errors="replace")
+            self._read()
+        self._seen = self._seen.partition(text)[2]
+
+    def _read(self) -> bool:
+        if not select.select([self._descriptor], [], [], 0.2)[0]:
+            return True
+        try:
+            data = os.read(self._descriptor, 1 << 16)
+        except OSError:  # the other side has ended
+            return False
+        self._seen += data
+        return bool(data)
+
+    def ended(self) -> int:
+        while self._read():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])

@@ -1,0 +1,106 @@
+"""Direct mode's own promises: it goes when its client does, is reached through the API server, and outlives trouble."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+from lab.kube import Kube
+
+from oars.client import ways
+from oars.client.homes import Where
+from oars.client.sync import Cluster
+from oars.spec.load import build
+from oars.spec.status import Phase
+from oars.testing.driver import run_driver
+from tests.contract.test_engines import TestDask as Dask
+from tests.e2e.contract import SMALL, TIMEOUT, until
+
+pytestmark = [pytest.mark.timeout(300)]
+
+
+def small(home: Kube, **more: object) -> Cluster:
+    where = Where("kubernetes", namespace=home.namespace, kubeconfig=str(home.kubeconfig), mode="direct")
+    spec = {
+        "engine": "dask",
+        "image": home.image("dask"),
+        "head": {**SMALL, "memory": "1Gi"},
+        "workers": [{"replicas": 1, "memory": "512Mi", **SMALL}],
+        **more,
+    }
+    return Cluster(build(spec).spec, name="demo", where=where, timeout=TIMEOUT)
+
+
+def ours(home: Kube) -> list[str]:
+    kinds = "pods,deployments,services,configmaps,secrets,leases,roles,rolebindings,serviceaccounts"
+    return home.kubectl("get", kinds, "-l", "app.kubernetes.io/managed-by=oars", "-o", "name").split()
+
+
+def test_it_goes_by_itself_when_its_client_is_killed(kube: Kube) -> None:
+    """kill -9 leaves nobody to clean up; the helper beside the head does it when the Lease is no longer renewed."""
+    source = f"""
+import sys
+from oars import Cluster
+from oars.client.homes import Where
+from oars.spec.load import build
+spec = build({{"engine": "dask", "image": {kube.image("dask")!r}, "head": {{"cpu": 0.3, "burst": True}},
+    "workers": [{{"replicas": 1, "cpu": 0.3, "burst": True}}], "lifetime": {{"orphaned": "12s"}}}}).spec
+where = Where("kubernetes", namespace={kube.namespace!r}, kubeconfig={str(kube.kubeconfig)!r}, mode="direct")
+cluster = Cluster(spec, name="demo", where=where, timeout="120s")
+print("ready", flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", source], stdin=-1, stdout=-1, text=True) as owner:
+        assert owner.stdout is not None and owner.stdout.readline().strip() == "ready"
+        assert any(name.startswith("pod/demo-head") for name in ours(kube))
+        owner.send_signal(signal.SIGKILL)
+    until(lambda: not ours(kube), 90)
+
+
+def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no address of the cluster can be dialled: every port is forwarded, and follows the head."""
+    monkeypatch.setattr(ways, "_hosts", lambda service: [])
+    with small(kube) as cluster:
+        assert "127.0.0.1" in cluster.address
+        assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))
+        head = next(pod["metadata"]["name"] for pod in kube.pods("oars.dev/role=head"))
+        kube.kubectl("delete", "pod", head, "--grace-period=0", "--force")
+        until(lambda: cluster.status().phase is not Phase.READY, 30)
+        cluster.wait(timeout=TIMEOUT)
+        assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))
+    assert not ours(kube)
+
+
+def test_pods_outlive_a_restart_of_containerd(
+    kube: Kube, outage: Callable[[str], AbstractContextManager[None]]
+) -> None:
+    with small(kube) as cluster:
+        before = {pod["metadata"]["uid"] for pod in kube.pods("oars.dev/cluster=demo")}
+        with outage("containerd"):
+            pass
+        until(lambda: cluster.status().phase is Phase.READY, 90)
+        assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))
+        assert before == {pod["metadata"]["uid"] for pod in kube.pods("oars.dev/cluster=demo")}
+
+
+def test_a_namespace_of_its_own(kube: Kube) -> None:
+    """Mars' way: made with the cluster, deleted with it."""
+    name = f"{kube.namespace}-own"
+    with small(kube, namespace={"create": True, "name": name}) as cluster:
+        assert cluster.status().namespace == name
+        assert kube.kubectl("get", "namespace", name, "-o", "name").strip() == f"namespace/{name}"
+    until(lambda: name not in kube.kubectl("get", "namespaces", "-o", "name"), 60)
+
+
+def test_a_failure_says_why_and_leaves_nothing(kube: Kube) -> None:
+    from oars.base.errors import OarsError
+
+    where = Where("kubernetes", namespace=kube.namespace, kubeconfig=str(kube.kubeconfig), mode="direct")
+    with pytest.raises(OarsError) as told:
+        Cluster("dask", workers=1, name="demo", image="oars.lab/missing:1", where=where, timeout="15s")
+    assert "oars.lab/missing:1" in str(told.value)
+    until(lambda: not ours(kube), 60)

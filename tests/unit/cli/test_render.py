@@ -1,0 +1,91 @@
+"""`oars render`: manifests that kubectl takes, and no secret that nobody asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from oars.cli import fail
+from oars.cli.main import _call
+
+FILE = """
+apiVersion: oars.dev/v1alpha1
+kind: ComputeCluster
+metadata: {name: demo}
+spec:
+  engine: dask
+  workers: [{name: a, replicas: 2}, {name: b, replicas: 0}]
+"""
+
+
+def rendered(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tuple[list[dict[str, Any]], str]:
+    """The documents, and what is said beside."""
+    assert fail.guard(lambda: _call(["render", *args])) == code
+    shown = capsys.readouterr()
+    return list(yaml.safe_load_all(shown.out)) if shown.out else [], shown.err
+
+
+def kinds(objects: list[dict[str, Any]]) -> list[str]:
+    return [obj["kind"] for obj in objects]
+
+
+def test_by_default_the_secret_is_referred_to(capsys: pytest.CaptureFixture[str]) -> None:
+    objects, said = rendered(capsys, "--engine", "ray", "--workers", "3", "--image", "i:1", "--cpu", "0.5", "-n", "ns")
+    assert "Secret" not in kinds(objects)
+    assert "need the Secret ray-oars" in said
+    assert "--secrets only" in said
+    assert {obj["metadata"]["namespace"] for obj in objects} == {"ns"}
+    head, workers = [obj for obj in objects if obj["kind"] == "Deployment"]
+    assert (head["metadata"]["name"], workers["metadata"]["name"]) == ("ray-head", "ray-worker")
+    assert workers["spec"]["replicas"] == 3
+    assert workers["spec"]["template"]["spec"]["containers"][0]["image"] == "i:1"
+    assert len(head["spec"]["template"]["spec"]["containers"]) == 1  # nothing of ours
+
+
+def test_the_secret_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    only, said = rendered(capsys, "x", "--engine", "dask", "--secrets", "only")
+    assert (kinds(only), said) == (["Secret"], "")
+    assert only[0]["metadata"]["name"] == "x-oars"
+    assert set(only[0]["data"]) == {"ca.pem", "cert.pem", "key.pem"}
+    together, said = rendered(capsys, "--engine", "dask", "--secrets", "inline", "--create-namespace", "-n", "ns")
+    assert kinds(together)[:2] == ["Namespace", "Secret"]
+    assert said == ""
+    assert rendered(capsys, "--engine", "mars", "--secrets", "only") == ([], "mars needs no Secret.\n")
+
+
+def test_without_a_namespace_kubectl_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+    objects, _ = rendered(capsys, "--engine", "mars")
+    assert not any("namespace" in obj["metadata"] for obj in objects)
+    own, _ = rendered(capsys, "mine", "--engine", "mars", "--create-namespace")
+    assert own[0]["metadata"]["name"] == "mine"
+    assert {obj["metadata"]["namespace"] for obj in own[1:]} == {"mine"}
+
+
+def test_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE)
+    objects, _ = rendered(capsys, "-f", str(path))
+    found = {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in objects if obj["kind"] == "Deployment"}
+    assert found == {"demo-head": 1, "demo-a": 2, "demo-b": 0}
+    files = next(obj for obj in objects if obj["kind"] == "ConfigMap")
+    assert files["data"]["head.oars_scheduler.py"].startswith('"""A page')
+
+
+def test_texts_of_several_lines_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail.guard(lambda: _call(["render", "--engine", "dask"])) == 0
+    assert "head.oars_scheduler.py: |\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["B_", "--engine", "dask"], "'B_' is no valid name"),
+        (["--engine", "dask", "--set", "head.pod.foo=1"], "head.pod.foo: a PodTemplateSpec has only metadata and spec"),
+        ([], "No engine is named."),
+    ],
+)
+def test_what_cannot_be_rendered(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in rendered(capsys, *args, code=2)[1]

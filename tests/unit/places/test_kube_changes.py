@@ -1,0 +1,83 @@
+"""What another description means for a cluster that runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oars import engines
+from oars.operator import crd
+from oars.places.kube.changes import FIXED, MOST_LINES, Change, Effect, compare, lines_between
+from oars.places.kube.describe import describe
+from oars.places.kube.pod import Cluster
+from oars.spec.cluster import ClusterSpec
+
+
+def cluster(**spec: Any) -> Cluster:
+    engine = spec.setdefault("engine", "dask")
+    return describe("demo", "ns", ClusterSpec.model_validate({"image": "i:1", **spec}), engines.get(engine))
+
+
+def between(before: dict[str, Any], after: dict[str, Any]) -> tuple[Change, ...]:
+    return compare(cluster(**before), cluster(**after))
+
+
+def effects(before: dict[str, Any], after: dict[str, Any]) -> list[Effect]:
+    return [change.effect for change in between(before, after)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({}, {}, []),
+        ({"workers": 1}, {"workers": 3}, [Effect.ADDED]),
+        ({"workers": 3}, {"workers": 1}, [Effect.DRAINED]),
+        ({"workers": 1}, {"workers": 0}, [Effect.DRAINED]),
+        ({}, {"image": "i:2"}, [Effect.HEAD, Effect.ROLLED]),
+        ({}, {"env": {"A": "1"}}, [Effect.HEAD, Effect.ROLLED]),
+        ({}, {"head": {"cpu": 2}}, [Effect.HEAD]),
+        ({}, {"workers": [{"cpu": 2}]}, [Effect.ROLLED]),
+        ({}, {"workers": [{"env": {"A": "1"}, "replicas": 2}]}, [Effect.ROLLED, Effect.ADDED]),
+        ({}, {"workers": [{}, {"name": "gpu", "gpu": 1}]}, [Effect.ADDED]),
+        ({"workers": [{}, {"name": "b"}]}, {"workers": [{}]}, [Effect.DRAINED]),
+        ({}, {"expose": {"annotations": {"a": "b"}}}, [Effect.IN_PLACE]),
+        ({}, {"expose": {"host": "h.example"}}, [Effect.IN_PLACE] * 2),
+        ({}, {"drain": {"timeout": "30s"}}, [Effect.IN_PLACE]),
+        ({}, {"lifetime": {"orphaned": "10m"}, "minReady": 1}, [Effect.IN_PLACE]),
+        ({"engine": "dask"}, {"engine": "ray"}, [Effect.REFUSED]),
+        ({}, {"dask": {"protocol": "tcp"}}, [Effect.REFUSED]),
+    ],
+)
+def test_what_it_costs(before: dict[str, Any], after: dict[str, Any], expected: list[Effect]) -> None:
+    assert effects(before, after) == expected
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+def test_more_workers_never_touch_others(engine: str) -> None:
+    """A change of numbers is in no template, from none on."""
+    assert effects({"engine": engine, "workers": 0}, {"engine": engine, "workers": 300}) == [Effect.ADDED]
+
+
+def test_it_says_what_differs() -> None:
+    head, workers = between({}, {"image": "i:2"})
+    assert head.lines == ("spec.containers[head].image: i:1 → i:2",)
+    assert "lost" in head.message
+    assert workers.message == (
+        "The workers of 'default' are replaced; each hands over what it holds before it goes."
+    )  # fmt: skip
+    [fewer] = between({"workers": 3}, {"workers": 1})
+    assert fewer.message == "The group 'default' shrinks from 3 to 1: 2 workers hand over and go."
+
+
+def test_the_crd_refuses_the_same() -> None:
+    assert [path for path, _, _ in crd.FIXED] == list(FIXED)
+
+
+def test_lines_between() -> None:
+    assert lines_between({"a": 1}, {"a": 1}) == ()
+    assert lines_between({"a": {"b": [1]}}, {"a": {"b": [2], "c": None}}) == ("a.b: [1] → [2]", "a.c differs")
+    assert lines_between({"l": [{"name": "x", "v": 1}]}, {"l": [{"name": "x", "v": 2}]}) == ("l[x].v: 1 → 2",)
+    many = lines_between({}, {str(number): number for number in range(MOST_LINES + 5)})
+    assert many[-1] == "… and 5 more"
+    assert len(many) == MOST_LINES + 1

@@ -1,0 +1,120 @@
+"""Pods as members."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oars.model import HEAD, MemberState, Role
+from oars.places.kube import names, observe
+
+Object = dict[str, Any]
+STARTED = "2026-11-16T03:00:00Z"
+
+
+def pod(name: str, role: str = "worker", *, state: Object | None = None, **more: Any) -> Object:
+    """A pod that runs and is ready, unless told otherwise."""
+    container = {"name": role, "restartCount": 0, "state": state or {"running": {"startedAt": STARTED}}}
+    container |= more.pop("container", {})
+    ready = more.pop("ready", True)
+    metadata = {
+        "name": name,
+        "uid": f"uid-{name}",
+        "labels": names.pod_labels("demo", Role(role), "head" if role == "head" else "default"),
+        "annotations": {},
+        "creationTimestamp": more.pop("created", STARTED),
+    }
+    metadata["labels"] |= {names.REVISION: more.pop("revision", "r1")} if role == "worker" else {}
+    metadata["annotations"] |= more.pop("annotations", {})
+    metadata |= more.pop("metadata", {})
+    conditions = [{"type": "Ready", "status": "True" if ready else "False"}, *more.pop("conditions", ())]
+    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": conditions, "containerStatuses": [container]}
+    return {"metadata": metadata, "spec": {}, "status": status | more}
+
+
+WAITING: Object = {"waiting": {"reason": "ContainerCreating"}}
+DIED: Object = {"terminated": {"exitCode": 3, "finishedAt": STARTED}}
+
+
+def only(found: Object) -> Any:
+    (member,) = observe.members([found], {"default": "r1"})
+    return member
+
+
+def test_a_pod_that_runs() -> None:
+    member = only(pod("demo-worker-x"))
+    assert (member.id, member.role, member.group) == ("demo-worker-x", Role.WORKER, "default")
+    assert member.state is MemberState.RUNNING and member.answers
+    assert (member.incarnation, member.address, member.head) == ("uid-demo-worker-x", "10.0.0.1", "0")
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "reason"),
+    [
+        (pod("w", state=WAITING, ready=False), MemberState.WAITING, "ContainerCreating"),
+        (pod("w", state=DIED, ready=False), MemberState.EXITED, "exited with code 3"),
+        (
+            pod("w", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, ready=False),
+            MemberState.EXITED,
+            "was killed: it needed more memory than its limit",
+        ),
+        (
+            pod("w", state={"waiting": {"reason": "CrashLoopBackOff"}}, container={"lastState": DIED}, ready=False),
+            MemberState.EXITED,
+            "exited with code 3",
+        ),
+        (
+            pod("w", containerStatuses=[], phase="Pending", ready=False,
+                conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]),
+            MemberState.WAITING,
+            "Unschedulable",
+        ),
+        (pod("w", containerStatuses=[], phase="Pending", ready=False), MemberState.WAITING, "the pod is being created"),
+    ],
+)  # fmt: skip
+def test_states(found: Object, state: MemberState, reason: str) -> None:
+    member = only(found)
+    assert (member.state, member.reason, member.answers) == (state, reason, False)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pod("w", metadata={"deletionTimestamp": STARTED}),
+        pod("w", annotations={names.GOING: "true"}),
+        pod("w", phase="Failed"),
+        pod("w", phase="Succeeded"),
+    ],
+)
+def test_who_is_on_the_way_out_does_not_count(gone: Object) -> None:
+    assert observe.members([gone], {}) == ()
+
+
+def test_of_two_heads_the_newer_counts() -> None:
+    old, new = pod("a", "head", created="2026-11-16T03:00:00Z"), pod("b", "head", created="2026-11-16T03:00:09Z")
+    (member,) = observe.members([new, old], {})
+    assert (member.id, member.incarnation) == (HEAD, "uid-b")
+
+
+def test_a_head_that_is_started_again_in_place_is_another_one() -> None:
+    first, second = only(pod("h", "head")), only(pod("h", "head", container={"restartCount": 1}))
+    assert first.head != second.head and first.incarnation == second.incarnation
+
+
+def test_workers_of_an_older_description_are_a_group_of_their_own() -> None:
+    assert only(pod("w", revision="r0")).group == "default@r0"
+    assert only(pod("w", revision="r1")).group == "default"
+
+
+def test_workers_say_which_head_they_were_started_for() -> None:
+    assert only(pod("w", annotations={names.HEAD_SEEN: "2"})).head == "2"
+
+
+def test_failures_are_those_that_kubernetes_counted() -> None:
+    died = pod("w", state={"waiting": {"reason": "CrashLoopBackOff"}}, container={"restartCount": 4, "lastState": DIED})
+    found = observe.failures([died, pod("x"), pod("h", "head", state=DIED)], 5.0)
+    assert {member: (failure.count, failure.reason) for member, failure in found.items()} == {
+        "w": (4, "exited with code 3"),
+        HEAD: (1, "exited with code 3"),
+    }
