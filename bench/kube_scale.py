@@ -1,11 +1,11 @@
-"""python -m bench.kube_scale [pair|growth|large|rest] …: the operator and many clusters, on the lab with played pods.
+"""python -m bench.kube_scale [pair|growth|large] …: the operator and many clusters, on the lab with played pods.
 
 pair     300 × (head + 3 workers) created at once: hand-written Deployments and Services against ComputeClusters
 growth   100, 300, 600 and 1000 ComputeClusters: time, processor time and memory of the operator
 large    one cluster of 1 + 1000
-rest     after each of them: what is written in half a minute
 
-Everything but the pods is real; results go to bench/results/kube_scale.json. OARS_LAB_DIR chooses the lab.
+After each of ours: what is written in half a minute at rest. Everything but the pods is real. Results go to
+bench/results/kube_scale.json. OARS_LAB_DIR chooses the lab.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lab import kwok, settings
 from lab.api import Api
 from lab.cluster import Lab
 from lab.loan import borrowed
 
+from lab import kwok, settings
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.informer import Informer
@@ -40,7 +40,7 @@ ROUNDS = 1
 CLUSTERS, WORKERS = 300, 3
 SIZES = (100, 300, 600, 1000)
 LARGE = 1000
-NODES = 60
+PODS_PER_NODE = 100  # of 110; more nodes than needed would only add their heartbeats
 REST_SECONDS = 10
 DEADLINE = 900.0
 AT_ONCE = 50  # requests on their way at a time
@@ -282,12 +282,11 @@ async def bench_large(client: Client, lab: Lab) -> dict[str, Any]:
 
 
 async def measured(lab: Lab, parts: list[str]) -> dict[str, Any]:
-    known = {"pair": bench_pair, "growth": bench_growth, "large": bench_large}
     target = config.load({}, kubeconfig=lab.settings.kubeconfig)
     async with Client(target, user_agent="bench", seconds=120) as client:
         await client.apply(crd.compute_cluster())
         await _until(lambda: _is_served(client), "the kind is served", 0.2)
-        return {part: await known[part](client, lab) for part in parts or known}
+        return {part: await PARTS[part](client, lab) for part in parts}
 
 
 async def _is_served(client: Client) -> bool:
@@ -300,12 +299,17 @@ def crd_kind() -> Kind:
     return Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 
 
+PARTS = {"pair": bench_pair, "growth": bench_growth, "large": bench_large}
+MOST_PODS = {"pair": CLUSTERS * (1 + WORKERS), "growth": SIZES[-1] * (1 + WORKERS), "large": 1 + LARGE}
+
+
 def main() -> int:
+    parts = sys.argv[1:] or list(PARTS)
     with borrowed(Lab(settings.load(), say), with_node=False) as lab:
-        kwok.up(lab, NODES)
+        kwok.up(lab, 1 + max(MOST_PODS[part] for part in parts) // PODS_PER_NODE)
         before = os.getloadavg()
         try:
-            rows = asyncio.run(measured(lab, sys.argv[1:]))
+            rows = asyncio.run(measured(lab, parts))
         finally:
             kwok.down(lab)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

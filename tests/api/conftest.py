@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from lab.kube import Kube
 from lab.wait import until
+from tests.api.stage import Operator, Stage, holder
 
 from oars.operator import crd
 from oars.spec.cluster import API_VERSION
-from tests.api.stage import Operator, Stage, holder
 
 NODES = 4
 

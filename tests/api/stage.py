@@ -77,7 +77,8 @@ class Stage:
         return status if current and status.get("phase") == "Ready" else None
 
     def await_ready(self, name: str, seconds: float = SECONDS) -> Object:
-        return self.until(name, "is ready", lambda: self.is_ready(name), seconds)
+        status: Object = self.until(name, "is ready", lambda: self.is_ready(name), seconds)
+        return status
 
     def until(self, name: str, what: str, check: Callable[[], Any], seconds: float = SECONDS) -> Any:
         try:

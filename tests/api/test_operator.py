@@ -1,4 +1,4 @@
-"""The operator on a real control plane, its pods played by kwok: what it makes, in how many writes, and what it leaves."""
+"""The operator on a real control plane, its pods played by kwok: what it makes, in how many writes, what it leaves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from lab.faultproxy import FaultProxy
+from tests.api.stage import Operator, Stage, group, quiet_for, resource
 
 from oars.places.kube import names
-from tests.api.stage import Operator, Stage, group, quiet_for, resource
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]
@@ -106,7 +106,9 @@ def test_deletion_leaves_nothing(stage: Stage, operators: Operators) -> None:
     stage.await_ready("demo")
     stage.await_ready("other")
     stage.delete("demo")
-    stage.kube.api.request("DELETE", stage.kube.path("pods") + f"?labelSelector={names.CLUSTER}%3Ddemo&gracePeriodSeconds=0")
+    stage.kube.api.request(
+        "DELETE", stage.kube.path("pods") + f"?labelSelector={names.CLUSTER}%3Ddemo&gracePeriodSeconds=0"
+    )
     stage.until("other", "is alone", lambda: not stage.left("demo"))
     assert stage.is_ready("other")
     assert operator.stop() == 128 + 15
@@ -123,6 +125,8 @@ def test_the_same_name_again_is_another_cluster(stage: Stage, operators: Operato
     stage.until(
         "demo",
         "has only new objects",
-        lambda: {d["metadata"]["ownerReferences"][0]["uid"] for d in stage.deployments("demo").values()}
-        == {again["metadata"]["uid"]},
+        lambda: (
+            {d["metadata"]["ownerReferences"][0]["uid"] for d in stage.deployments("demo").values()}
+            == {again["metadata"]["uid"]}
+        ),
     )

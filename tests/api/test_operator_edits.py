@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from lab.api import Object
 from lab.faultproxy import FaultProxy
+from tests.api.stage import PLAYED, Operator, Stage, group, quiet_for, resource
 
 from oars.places.kube import names
-from tests.api.stage import Operator, Stage, group, quiet_for, resource
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]
@@ -37,12 +38,12 @@ def test_a_group_more_and_a_group_less(running: Stage) -> None:
     assert running.await_ready("demo")["ready"] == "2/2"
 
 
-@pytest.mark.parametrize("change", [{"env": {"COLOUR": "blue"}}, {"pod": {"spec": {"priority": None}}}])
-def test_other_workers_come_before_the_old_ones_go(running: Stage, change: dict[str, object]) -> None:
+OTHER_PODS = {"spec": PLAYED["spec"] | {"terminationGracePeriodSeconds": 77}}
+
+
+@pytest.mark.parametrize("change", [{"env": {"COLOUR": "blue"}}, {"pod": OTHER_PODS}])
+def test_other_workers_come_before_the_old_ones_go(running: Stage, change: dict[str, Any]) -> None:
     old = running.workers("demo")
-    if "pod" in change:
-        spec = group()["pod"]["spec"] | {"terminationGracePeriodSeconds": 77}
-        change = {"pod": {"spec": spec}}
     running.edit("demo", {"workers": [group(**change)]})
     least = 99
 
@@ -77,7 +78,10 @@ def test_another_image_replaces_all(running: Stage) -> None:
             {"head": {"pod": {"spec": {"containers": [{"name": "head", "command": ["sh"]}]}}}},
             "head.pod.spec.containers[head].command clashes with what Oars sets there",
         ),
-        ({"head": {"pod": {"nodeSelector": {}}}}, "head.pod.nodeSelector: a PodTemplateSpec has only metadata and spec"),
+        (
+            {"head": {"pod": {"nodeSelector": {}}}},
+            "head.pod.nodeSelector: a PodTemplateSpec has only metadata and spec",
+        ),
     ],
 )
 def test_a_mistake_the_schema_lets_through_is_told_and_mended(
@@ -109,11 +113,11 @@ def test_a_new_cluster_with_a_mistake_makes_nothing(stage: Stage, operators: Ope
 
 def test_a_refusal_of_kubernetes_is_told_and_mended(stage: Stage, operators: Operators) -> None:
     operators()
-    wrong = group()["pod"]["spec"] | {"terminationGracePeriodSeconds": -5}
+    wrong = group()["pod"]["spec"] | {"dnsPolicy": "Nonsense"}
     stage.create(resource("demo", group(pod={"spec": wrong})))
 
     def told() -> bool:
-        return "terminationGracePeriodSeconds" in (stage.get("demo").get("status") or {}).get("message", "")
+        return "dnsPolicy" in (stage.get("demo").get("status") or {}).get("message", "")
 
     stage.until("demo", "is told of the refusal", told)
     stage.edit("demo", {"workers": [group()]})
@@ -153,5 +157,9 @@ def test_what_somebody_deletes_comes_back(running: Stage) -> None:
 
 def test_what_somebody_scales_by_hand_is_put_right(running: Stage) -> None:
     running.kube.kubectl("scale", "deployment/demo-worker", "--replicas=5")
-    running.until("demo", "has three again", lambda: len(running.pods("demo", "worker")) == 3)
-    assert running.deployments("demo")["demo-worker"]["spec"]["replicas"] == 3
+
+    def put_right() -> bool:
+        wanted = running.deployments("demo")["demo-worker"]["spec"]["replicas"]
+        return bool(wanted == 3) and len(running.pods("demo", "worker")) == 3
+
+    running.until("demo", "has three again", put_right)

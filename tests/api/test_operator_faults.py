@@ -1,7 +1,8 @@
-"""The operator when things go wrong: it dies, another takes over, the API server refuses, lies, falls silent or goes."""
+"""The operator when things go wrong: it dies, another takes over, the API server refuses, breaks off, or goes."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -9,8 +10,12 @@ import pytest
 from lab.faultproxy import FaultProxy
 from lab.faults import Answer, Drop, EndWatch, Pass, Rule, die_after
 from lab.wait import until
-
 from tests.api.stage import Operator, Stage, group, holder, resource
+
+from oars.kube import config
+from oars.kube.client import Client
+from oars.operator import RunOptions
+from oars.operator.main import Operator as InProcess
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]
@@ -114,3 +119,22 @@ def test_the_api_server_goes_and_comes_back(
     assert stage.await_ready("demo", 90)["ready"] == "5/5"
     assert operator.process.poll() is None
     assert not operator.says("Traceback")
+
+
+def test_watches_that_fall_silent_are_begun_anew(stage: Stage, fault_proxy: Proxies) -> None:
+    """In this process, so that silence need not last the usual minute and a half."""
+    proxy = fault_proxy([Rule(EndWatch(1, "silent"), verb="watch", times=6)])
+    namespace = stage.kube.namespace
+    options = RunOptions(namespaces=(namespace,), lease_namespace=namespace, metrics_port=0, health_port=0)
+
+    async def story() -> None:
+        async with Client(config.load({}, kubeconfig=proxy.kubeconfig), silence=3) as client:
+            working = asyncio.create_task(InProcess(client, options).run())
+            try:
+                await asyncio.to_thread(stage.create, resource("demo"))
+                await asyncio.to_thread(stage.await_ready, "demo", 60)
+            finally:
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+
+    asyncio.run(story())

@@ -84,7 +84,8 @@ def test_from_up_to_down() -> None:
     assert json.loads(up.stdout)["phase"] == "Ready"
     assert "oars shell demo" in up.stderr
     found = status("demo")
-    assert list(found) == ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members"]
+    fields = ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members"]
+    assert list(found) == [*fields, "mode", "namespace"]
     assert found["groups"] == [{"name": "default", "wanted": 2, "ready": 2}]
     assert [member["id"] for member in found["members"]] == ["head", "worker-0", "worker-1"]
     assert set(found["members"][0]) == {"id", "role", "group", "phase", "address", "pid", "reason"}

@@ -63,7 +63,7 @@ def test_defaults_are_those_of_the_models() -> None:
     filled = {name: each["default"] for name, each in SPEC["properties"].items() if "default" in each}
     filled["head"] = {name: s["default"] for name, s in properties("head").items() if "default" in s}
     filled["drain"] = {name: s["default"] for name, s in properties("drain").items() if "default" in s}
-    assert filled["head"] == {"cpu": 1}
+    assert filled["head"] == {"cpu": 1, "burst": False}
     written = ClusterSpec.model_validate({"engine": "dask", **filled})
     assert written == ClusterSpec(engine="dask", place="kubernetes")
 

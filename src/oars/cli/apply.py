@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -48,7 +47,7 @@ async def _change(
     from oars.cli import differences, finding
 
     assert options.where is not None
-    found = await differences.look(name, spec, options.where, dict(os.environ))
+    found = await differences.look(name, spec, options.where)
     if found.home is None:
         return None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,7 @@ def wanted(name: str | None, options: ClusterOptions) -> tuple[str, ClusterSpec]
 async def _look(name: str, spec: Any, where: Where) -> tuple[Change, ...]:
     from oars.cli import differences
 
-    found = await differences.look(name, spec, where, dict(os.environ))
+    found = await differences.look(name, spec, where)
     if found.home is not None:
         await found.home.close()
     return found.changes

@@ -11,7 +11,7 @@ import click
 from oars import engines
 from oars.base.errors import NotFound, SpecError
 from oars.cli import finding
-from oars.client.homes import Where, find_home
+from oars.client.homes import Where
 from oars.places.kube.changes import Change, Effect, compare, lines_between
 from oars.places.kube.describe import describe
 
@@ -30,10 +30,10 @@ class Found:
     changes: tuple[Change, ...]
 
 
-async def look(name: str, spec: ClusterSpec, where: Where, environ: dict[str, str]) -> Found:
+async def look(name: str, spec: ClusterSpec, where: Where) -> Found:
     """The caller closes the home."""
     try:
-        home = await find_home(name, whereabouts(name, spec, where), environ)
+        home = await finding.find(name, whereabouts(name, spec, where))
     except NotFound:
         return Found(None, (_new(name, spec),))
     try:

@@ -22,17 +22,31 @@ if TYPE_CHECKING:
 
 # Whoever looks after a cluster tells of a change within that time, or it is told how it was before.
 ANSWER_SECONDS = 10.0
+FIND_SECONDS = 20.0
 ATTACH_SECONDS = 40.0  # a keeper that was gone has 20 to come back
 
 
 @asynccontextmanager
 async def home_of(name: str, where: Where) -> AsyncIterator[Home]:
     """The home that has the cluster, let go at the end."""
-    home = await find_home(name, where, os.environ)
+    home = await find(name, where)
     try:
         yield home
     finally:
         await home.close()
+
+
+async def find(name: str, where: Where) -> Home:
+    """The same, to be let go by the caller."""
+    try:
+        async with asyncio.timeout(FIND_SECONDS):
+            return await find_home(name, where, os.environ)
+    except TimeoutError:
+        hint = "Check that the API server can be reached, or say `--place local`."
+        sentence = f"There is no cluster {name!r} on this machine, and Kubernetes did not answer"
+        if where.place == "kubernetes":
+            sentence, hint = "Kubernetes did not answer", "Check that the API server can be reached."
+        raise TimedOut(f"{sentence} within {FIND_SECONDS:.0f} s.", hint) from None
 
 
 def in_kubernetes(home: Home) -> KubeHome | None:

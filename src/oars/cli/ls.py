@@ -116,17 +116,16 @@ async def _look_far(where: Where) -> list[Status]:
     try:
         async with asyncio.timeout(KUBERNETES_SECONDS):
             listed = await home.names()
+        found = await asyncio.gather(*(_one_far(home, name) for name in listed))
+        return [status for status in found if status is not None]
     except TimeoutError:
         say(f"Kubernetes is left out: it did not answer within {KUBERNETES_SECONDS:.0f} s.")
-        listed = []
+        return []
     except OarsError as error:
         if where.place is not None:
             raise
         say(f"Kubernetes is left out: {error.message}")
-        listed = []
-    try:
-        found = await asyncio.gather(*(_one_far(home, name) for name in listed))
-        return [status for status in found if status is not None]
+        return []
     finally:
         await home.close()
 

@@ -72,6 +72,9 @@ async def find_home(name: str, where: Where, environ: Mapping[str, str]) -> Home
         except OarsError as error:
             trouble = error
             there = []
+        except BaseException:
+            await home.close()
+            raise
         if name in there:
             return home
         known += there

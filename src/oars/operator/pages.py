@@ -20,7 +20,7 @@ class Pages:
     async def start(self, metrics_port: int, health_port: int) -> None:
         for port in dict.fromkeys((metrics_port, health_port)):
             if port:
-                self._servers.append(await asyncio.start_server(self._serve, "0.0.0.0", port))  # noqa: S104 (a pod)
+                self._servers.append(await asyncio.start_server(self._serve, "0.0.0.0", port))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):

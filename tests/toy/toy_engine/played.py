@@ -1,4 +1,4 @@
-"""An engine for pods that are only played (kwok): its members run nothing, so a pod that is ready is a member that is."""
+"""An engine for pods that are only played (kwok): its members run nothing, so a pod that is ready is a ready member."""
 
 from __future__ import annotations
 

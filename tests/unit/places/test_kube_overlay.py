@@ -60,7 +60,11 @@ MERGES: list[tuple[Object, str, Any]] = [
         "spec.volumes",
         [{"name": "tmp", "emptyDir": {}}, {"name": "data", "emptyDir": {}}],
     ),
-    ({"spec": {"containers": [{"name": "log", "image": "log:1"}]}}, "spec.containers.1", {"name": "log", "image": "log:1"}),
+    (
+        {"spec": {"containers": [{"name": "log", "image": "log:1"}]}},
+        "spec.containers.1",
+        {"name": "log", "image": "log:1"},
+    ),
     (worker(image="mine:2"), "spec.containers.0.image", "mine:2"),
     (
         worker(env=[{"name": "A", "value": "1"}]),
@@ -118,7 +122,7 @@ def test_a_clash_is_an_error_that_says_which_field(theirs: Object, path: str) ->
     ],
 )
 def test_what_is_no_template_is_an_error(theirs: Object, words: str) -> None:
-    with pytest.raises(SpecError, match=".*") as caught:
+    with pytest.raises(SpecError) as caught:
         merged(ours(), theirs, "head.pod")
     assert words in caught.value.message
 

@@ -28,7 +28,7 @@ class Ground:
         self._clock = clock
         self._asked: dict[tuple[str, str], tuple[float, asyncio.Task[list[Object] | None]]] = {}
 
-    async def list(self, kind: Kind, namespace: str | None, fields: str = "") -> list[Object] | None:
+    async def look(self, kind: Kind, namespace: str | None, fields: str = "") -> list[Object] | None:
         """As it was at most PAUSE seconds ago. None: we may not look, or cannot now; what is said is less exact."""
         now, key = self._clock(), (kind.plural, namespace or "")
         if key not in self._asked or now - self._asked[key][0] >= PAUSE:
@@ -97,11 +97,11 @@ class Evidence:
     async def _gather(self, pods: Sequence[Object]) -> None:
         names = {pod["metadata"]["name"] for pod in pods}
         here, ground = self._namespace, self._ground
-        self._events = await ground.list(EVENT, here, "type=Warning") or []
-        self._quotas = await ground.list(RESOURCE_QUOTA, here) or []
-        self._limits = await ground.list(LIMIT_RANGE, here) or []
+        self._events = await ground.look(EVENT, here, "type=Warning") or []
+        self._quotas = await ground.look(RESOURCE_QUOTA, here) or []
+        self._limits = await ground.look(LIMIT_RANGE, here) or []
         if any(map(_has_no_node, pods)):
-            self._nodes = await ground.list(NODE, None)
+            self._nodes = await ground.look(NODE, None)
         self._tails = {name: lines for name, lines in self._tails.items() if name in names}
         for pod in pods:
             if why.needs_log(pod):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -24,6 +25,12 @@ from oars.spec.status import Status
 
 FIRST_TO_GO = "-1000"
 LOST_GRACE = 1  # seconds; what serves a lost head has nothing to save
+
+UNWATCHED = Cause(
+    "Unwatched",
+    "You may not make a Role here, so nobody watches over the cluster: if this program is killed, everything stays.",
+    "Remove it with `oars down` then, or ask for the rights that `oars rbac` prints.",
+)
 
 log = get_logger(__name__)
 
@@ -69,6 +76,7 @@ class KubePlace:
         self._refusals: tuple[Cause, ...] = ()
         self._waits: tuple[Cause, ...] = ()
         self._notes = setting.root.notes
+        self._watch = setting.watch
         self._token = ""
         self._marks: dict[object, str] = {}  # of what the description comes to; rendering it in every pass is dear
 
@@ -89,7 +97,8 @@ class KubePlace:
             found = await self._evidence.causes(pods, self.deployments())
         else:
             self._evidence.forget()
-        causes = (*self._refusals, *found, *self._waits)
+        unwatched = self._setting.watch and not self._watch and self._is_lacking(members)
+        causes = (*self._refusals, *found, *self._waits, *((UNWATCHED,) if unwatched else ()))
         self._refusals = ()
         return Observed(members, replace(self._notes, failures=failures), heals=True, causes=causes)
 
@@ -100,8 +109,10 @@ class KubePlace:
         return self._deployments.newest(self._setting.seen.deployments())
 
     def _is_lacking(self, members: tuple[Member, ...]) -> bool:
-        wanted = 1 + sum(group.replicas for group in self._cluster.shape.workers)
-        return sum(member.answers for member in members) < wanted
+        """Those of an older description do not make up for those that shall replace them."""
+        answering = Counter(member.group for member in members if member.answers)
+        groups = (self._cluster.shape.head, *self._cluster.shape.workers)
+        return any(answering[group.name] < group.replicas for group in groups)
 
     def _revisions(self) -> dict[str, str]:
         return {group.name: self._revision(group) for group in self._cluster.shape.workers}
@@ -130,17 +141,25 @@ class KubePlace:
         cluster, name = self._cluster, names.head(self._cluster.name)
         if self._is_asked(name, self._marks.get(HEAD, "")):
             return
-        around = [*render.surroundings(cluster), *(beside.rights(cluster) if self._setting.watch else [])]
+        around = [*render.surroundings(cluster), *(beside.rights(cluster) if self._watch else [])]
         head = render.head_deployment(cluster)
         if cluster.helped:
-            head = beside.with_helper(head, cluster, self._setting.watch)
+            head = beside.with_helper(head, cluster, self._watch)
             _files(around, cluster)[beside.KEY] = beside.SCRIPT
         mark = self._marks[HEAD] = revision({"around": around, "head": head})
         if self._is_asked(name, mark):
             return
         account, *others = around  # first: without it no pod of the cluster is let in
         await self._apply(account)
-        await asyncio.gather(self.know_token(), *(self._apply(obj) for obj in others))
+        try:
+            await asyncio.gather(self.know_token(), *(self._apply(obj) for obj in others))
+        except ApiError as error:
+            if error.status != 403 or not self._watch or not _is_about_roles(error):
+                raise
+            log.warning(pairs("nobody will watch the owner", cluster=cluster.name, error=error.message))
+            self._watch = None
+            await self._ensure_head()
+            return
         await self._ask(head, mark)
 
     async def _ensure_workers(self, group: Group, count: int) -> None:
@@ -334,6 +353,10 @@ def _files(objects: list[Object], cluster: Cluster) -> dict[str, str]:
     files = render.config_map(cluster)
     objects.append(files)
     return _files(objects, cluster)
+
+
+def _is_about_roles(error: ApiError) -> bool:
+    return str(error.status_details.get("group", "")) == "rbac.authorization.k8s.io"
 
 
 def _group_labels(group: Group) -> Mapping[str, str]:

@@ -1,0 +1,168 @@
+"""Direct mode on a real control plane, its pods played: the client makes and looks after a cluster all by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from lab.faultproxy import FaultProxy
+from lab.faults import Answer, Drop, EndWatch, Pass, Rule
+from tests.api.stage import Stage, group, resource
+
+from oars.base.errors import NameInUse, SpecError
+from oars.client.home import Making
+from oars.client.homes import Where, kube_home
+from oars.client.kubernetes import KubeHome
+from oars.spec.load import build
+from oars.spec.status import Phase, Status
+
+Proxies = Callable[..., FaultProxy]
+SECONDS = 60
+
+
+@asynccontextmanager
+async def at_home(stage: Stage, kubeconfig: Path | None = None) -> AsyncIterator[KubeHome]:
+    """A client of its own."""
+    path = str(kubeconfig or stage.kube.kubeconfig)
+    home = kube_home(Where("kubernetes", namespace=stage.kube.namespace, kubeconfig=path, mode="direct"), os.environ)
+    try:
+        yield home
+    finally:
+        await home.close()
+
+
+async def make(home: KubeHome, replicas: int = 3, *, tied: bool = False) -> None:
+    spec = build({**resource("demo", group(replicas=replicas))["spec"], "place": "kubernetes"}).spec
+    await home.create("demo", spec, Making(tied, lambda _: None))
+
+
+async def ready(home: KubeHome, wanted: int, seconds: float = SECONDS) -> Status:
+    """Until it has so many workers, and says so of the newest description."""
+    generation = await home.generation("demo")
+    async with asyncio.timeout(seconds):
+        async for report in home.watch("demo"):
+            status = report.status
+            if status.generation >= generation and status.phase is Phase.READY and status.ready == wanted:
+                return status
+    raise AssertionError("the cluster went away")
+
+
+def play(story: Awaitable[None]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(150):
+            await story
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_life(tied: bool, stage: Stage, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy()
+
+    async def story() -> None:
+        async with at_home(stage, proxy.kubeconfig) as home:
+            await make(home, tied=tied)
+            status = await ready(home, 3)
+            assert (status.mode, status.namespace) == ("direct", stage.kube.namespace)
+            made = [r.request for r in proxy.writes if r.request.resource not in ("leases", "events", "configmaps")]
+            assert len(made) <= (9 if tied else 6), made  # with the helper's Secret and rights
+            before = len(proxy.writes)
+            await home.scale("demo", 6, None)
+            await ready(home, 6)
+            written = [f"{r.request.verb} {r.request.resource}" for r in proxy.writes[before:]]
+            assert written.count("patch deployments") == 1
+            await home.scale("demo", 2, None)
+            await ready(home, 2)
+            assert await home.stop("demo", wait=30)
+        stage_is_empty(stage)
+
+    play(story())
+
+
+def stage_is_empty(stage: Stage) -> None:
+    from lab.wait import until
+
+    until("nothing is left", lambda: not stage.left("demo"), 30)
+
+
+def test_at_rest_nothing_is_written_but_the_lease(stage: Stage, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy()
+
+    async def story() -> None:
+        async with at_home(stage, proxy.kubeconfig) as home:
+            await make(home)
+            await ready(home, 3)
+            await asyncio.sleep(2)
+            before = len(proxy.records)
+            await asyncio.sleep(12)
+            assert {r.request.resource for r in proxy.records[before:]} <= {"leases"}
+
+    play(story())
+
+
+def test_a_name_is_taken_once(stage: Stage) -> None:
+    async def story() -> None:
+        async with at_home(stage) as home, at_home(stage) as other:
+            await make(home)
+            with pytest.raises(NameInUse, match="A cluster called 'demo' is there already"):
+                await make(other)
+
+    play(story())
+
+
+def test_what_cannot_be_rendered_makes_nothing(stage: Stage) -> None:
+    async def story() -> None:
+        wrong = {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}
+        spec = build({**resource("demo", group(pod=wrong))["spec"], "place": "kubernetes"}).spec
+        async with at_home(stage) as home:
+            with pytest.raises(SpecError, match="clashes"):
+                await home.create("demo", spec, Making(False, lambda _: None))
+        assert stage.left("demo") == []
+
+    play(story())
+
+
+def test_another_client_sees_it_and_takes_over(stage: Stage) -> None:
+    async def story() -> None:
+        async with at_home(stage) as second:
+            async with at_home(stage) as first:
+                await make(first)
+                await ready(first, 3)
+                assert await second.names() == ["demo"]
+                assert (await second.report("demo")).status.ready == 3
+            # The first has gone in good order and left the cluster.
+            await second.scale("demo", 4, None)
+            await ready(second, 4)
+            assert await second.stop("demo", wait=30)
+
+    play(story())
+
+
+WEATHER = {
+    "conflicts": [Rule(Answer(409), verb="patch", chance=0.4, times=6)],
+    "errors of the server": [Rule(Answer(500), verb="patch", chance=0.4, times=8)],
+    "answers that get lost": [Rule(Drop(applied=True), verb="patch", chance=0.4, times=6)],
+    "watches that are cut": [Rule(EndWatch(2, "cut"), verb="watch", times=6)],
+    "watches that expire": [Rule(EndWatch(2, "expired"), verb="watch", times=6)],
+}
+
+
+@pytest.mark.parametrize("weather", WEATHER)
+def test_bad_weather_delays_and_nothing_more(weather: str, stage: Stage, fault_proxy: Proxies) -> None:
+    proxy = fault_proxy(seed=3)
+
+    async def story() -> None:
+        async with at_home(stage, proxy.kubeconfig) as home:
+            await make(home)
+            proxy.script.rules = [Rule(Pass(), resource="leases"), *WEATHER[weather]]
+            await ready(home, 3, 90)
+            proxy.script.rules = []  # what the user himself asks for would be told, not tried again
+            await home.scale("demo", 1, None)
+            await ready(home, 1, 60)
+            assert await home.stop("demo", wait=30)
+
+    play(story())
