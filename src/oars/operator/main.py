@@ -106,6 +106,11 @@ class Operator:
             wait = self._queue.failed(key)
             log.warning(pairs("pass failed", cluster=f"{key[0]}/{key[1]}", error=error, again=f"{wait:.1f}s"))
             return
+        except Exception:  # a mistake of ours that one cluster brought to light must not end the care for all others
+            self.metrics.count(time.monotonic() - started, failed=True)
+            wait = self._queue.failed(key)
+            log.exception(pairs("pass broke", cluster=f"{key[0]}/{key[1]}", again=f"{wait:.1f}s"))
+            return
         self.metrics.count(time.monotonic() - started, failed=False)
         self._queue.succeeded(key)
         if pause is not None:
