@@ -168,7 +168,7 @@ def test_a_start_is_told_in_few_writes() -> None:
         for phase, ready in ((Phase.PENDING, 0), (Phase.STARTING, 0), (Phase.STARTING, 2), (Phase.READY, 3)):
             await kept.save(Notes(), told(phase, ready), ())
             await kept.save(Notes(), told(phase, ready), ())
-        assert [body["phase"] for body in server.written] == ["Pending", "Ready"]
+        assert [body["phase"] for body in server.written] == ["Ready"]
         selector = server.written[0]["selector"]
         assert selector == f"{names.CLUSTER}=demo,{names.ROLE}=worker,{names.GROUP}=default"
 
@@ -180,8 +180,9 @@ def test_a_long_start_is_told_as_it_goes() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         for ready in range(3):
-            await kept.save(Notes(), told(Phase.STARTING, ready), ())
             clock.now += COUNT_SECONDS
+            await kept.save(Notes(), told(Phase.STARTING, ready), ())
+            await kept.save(Notes(), told(Phase.STARTING, ready), ())
         assert [body["ready"] for body in server.written] == ["0/3", "1/3", "2/3"]
 
     run(story())
@@ -191,12 +192,11 @@ def test_what_is_wrong_is_told_at_once_and_as_an_event() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
-        await kept.save(Notes(), told(Phase.STARTING, 0), ())
         cause = Cause("ImagePull", "The image cannot be pulled.", "Correct its name.")
         wrong = replace(told(Phase.STARTING, 0), reason=cause.reason, message=cause.message)
         await kept.save(Notes(), wrong, (cause,))
-        assert server.written[1]["message"] == "The image cannot be pulled. Correct its name."
-        assert (server.written[2]["kind"], server.written[2]["reason"]) == ("Event", "ImagePull")
+        assert server.written[0]["message"] == "The image cannot be pulled. Correct its name."
+        assert (server.written[1]["kind"], server.written[1]["reason"]) == ("Event", "ImagePull")
 
     run(story())
 

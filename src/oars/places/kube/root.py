@@ -91,7 +91,7 @@ class ClusterRoot:
         self._client = client
         self._resource = resource
         self._clock = clock
-        self._written = -COUNT_SECONDS
+        self._written = clock()
         self._told: tuple[str, str] = ("", "")
         self._status: Object = dict(resource.get("status") or {})
         self.owner = reference(COMPUTE_CLUSTER, resource)
@@ -116,15 +116,19 @@ class ClusterRoot:
         first = {names.GROUP: status.groups[0].name} if status.groups else {}
         selector = names.selector({names.CLUSTER: status.name, names.ROLE: "worker", **first})
         grave = causes_that_matter(causes)
-        if status.phase is Phase.STARTING and not grave:
+        if status.phase in (Phase.PENDING, Phase.STARTING) and not grave:
             status = replace(status, reason="", message="")  # that it takes its course is not worth a write each time
         return {**record.cr_status(status, grave, self._status, now), "selector": selector}
 
     def _is_hurried(self, fresh: Object) -> bool:
         """It can wait for the next pass: nobody acts on it, and by then there will be more to tell."""
-        starting = {fresh.get("phase"), self._status.get("phase")} <= {Phase.PENDING.value, Phase.STARTING.value}
-        steady = ("reason", "observedGeneration", *(() if starting else ("phase", "notes", "endpoints")))
-        same = all(fresh.get(key) == self._status.get(key) for key in steady)
+        early = (Phase.PENDING.value, Phase.STARTING.value)
+        if not self._status:  # one that is ready soon is told of once; each write costs the API server dear
+            same = fresh["phase"] in early and not fresh["reason"]
+        else:
+            starting = {fresh["phase"], self._status.get("phase")} <= set(early)
+            steady = ("reason", "observedGeneration", *(() if starting else ("phase", "notes", "endpoints")))
+            same = all(fresh.get(key) == self._status.get(key) for key in steady)
         return same and self._clock() - self._written < COUNT_SECONDS
 
     async def _write(self, fresh: Object) -> None:
