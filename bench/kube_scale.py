@@ -36,12 +36,12 @@ from oars.kube.kinds import COMPUTE_CLUSTER, NAMESPACE, POD, Kind, Object
 from oars.operator import crd
 from oars.spec.cluster import API_VERSION, KIND
 
-ROUNDS = 3
+ROUNDS = int(os.environ.get("OARS_BENCH_ROUNDS", "3"))
 CLUSTERS, WORKERS = 300, 3
 SIZES = (100, 300, 600, 1000)
 LARGE = 1000
 PODS_PER_NODE = 100  # of 110; more nodes than needed would only add their heartbeats
-REST_SECONDS = 30
+REST_SECONDS = 20
 DEADLINE = 900.0
 AT_ONCE = 50  # requests on their way at a time
 RESULTS = Path(__file__).parent / "results" / "kube_scale.json"
