@@ -152,6 +152,10 @@ class FakeWire:
         self.asked: list[tuple[str, Mapping[str, Any]]] = []
         self._page, self._answer = page, answer
 
+    @property
+    def answering(self) -> frozenset[MemberId]:
+        return frozenset(self.incarnations)
+
     def fill(self, text: str) -> str:
         return text
 

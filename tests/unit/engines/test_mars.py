@@ -154,6 +154,10 @@ class FakeWire:
         self.posted: list[tuple[str, Any]] = []
         self._pages = pages
 
+    @property
+    def answering(self) -> frozenset[MemberId]:
+        return frozenset(self.incarnations)
+
     def fill(self, text: str) -> str:
         return text
 

@@ -160,6 +160,10 @@ class FakeWire:
         self.addresses = {HEAD: {"client": "127.0.0.1:20001"}}
         self.incarnations = {HEAD: "1", MemberId("worker-0"): "2", MemberId("worker-1"): "5"}
 
+    @property
+    def answering(self) -> frozenset[MemberId]:
+        return frozenset(self.incarnations)
+
     def fill(self, text: str) -> str:
         raise NotImplementedError
 

@@ -11,7 +11,6 @@ from oars.model import (
     Drain,
     Ensure,
     Failure,
-    Member,
     MemberId,
     MemberState,
     MemberView,
@@ -27,6 +26,7 @@ from oars.plan import decide as module
 from oars.plan.decide import decide, ready, with_drained
 from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
 
+NOTHING_NOTED = Notes()
 W0, W1, W2, W3 = (MemberId(f"worker-{n}") for n in range(4))
 
 
@@ -202,7 +202,7 @@ class TestPlacesThatHeal:
     """Kubernetes starts what is missing; only we know that a new head needs new workers."""
 
     @staticmethod
-    def seen(head_is: str, workers_of: str = "0", notes: Notes = Notes()) -> Observed:
+    def seen(head_is: str, workers_of: str = "0", notes: Notes = NOTHING_NOTED) -> Observed:
         members = (replace(head(), head=head_is), *(replace(worker(n), head=workers_of) for n in range(3)))
         return Observed(members, notes, heals=True)
 
