@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -254,7 +253,6 @@ def test_a_namespace_of_others_stays_as_it_is(kube_api: Kube) -> None:
         kube_api.api.get(kube_api.path(f"deployments/{NAME}", "apis/apps/v1"))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("oars.operator.main") is None, reason="the operator is not there yet")
 def test_the_operator_itself(kube: Kube, home: str) -> None:
     """The real image on the real node: two replicas, one leader."""
     target = ("--kubeconfig", str(kube.kubeconfig), "-o", "json")
