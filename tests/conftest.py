@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from oars.testing import assert_nothing_left, files
+
+# Make runs one half of the tests in the background, where a shell has its children ignore Ctrl-C: ours must heed it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CHECKED = ("live", "contract")
 TOY = Path(__file__).parent / "toy"

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oars import engines
-from oars.base.errors import NameInUse, NotFound, OarsError, SpecError
+from oars.base.errors import NameInUse, NotFound, OarsError
 from oars.base.settings import Settings
 from oars.base.words import suggest
 from oars.client.driving import PACKAGE_ROOT, make_driver
 from oars.client.home import Driver, Making, Progress
 from oars.client.machine import check_fits, total_memory
+from oars.client.scaling import rescaled
 from oars.engines.base import Access
 from oars.envs.build import Environments, PythonEnv
 from oars.model import HEAD
@@ -189,14 +190,7 @@ class Kept:
         from oars.spec.cluster import ClusterSpec  # only where a spec is changed: looking at clusters shall be quick
 
         spec = ClusterSpec.model_validate(directory.read_intent().spec)
-        chosen = spec.group(group)
-        if chosen is None:
-            known = ", ".join(g.name for g in spec.workers)
-            raise NotFound(f"The cluster {name!r} has no worker group {group!r}.", f"It has: {known}.")
-        try:
-            changed = spec.with_replicas(chosen.name, replicas)
-        except ValueError as error:
-            raise SpecError(f"{replicas} is not a number of workers.", "Give a whole number, 0 or more.") from error
+        changed = rescaled(name, spec, replicas, group)
         check_fits(changed, total_memory())
         shape = engines.get(changed.engine).shape(changed)
         directory.change_intent(spec=_dump(changed), shape=dump_shape(shape), force=force)

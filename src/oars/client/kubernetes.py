@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from oars import engines
-from oars.base.errors import NameInUse, NotFound, OarsError, SpecError, UsageError
+from oars.base.errors import NameInUse, NotFound, OarsError, UsageError
 from oars.base.settings import Settings
 from oars.client import operated
 from oars.client.direct import Direct, first_data, new_identity
 from oars.client.driving import make_driver
 from oars.client.home import Driver, Making
 from oars.client.homes import Where
+from oars.client.scaling import rescaled
 from oars.client.ways import Ways
 from oars.engines.base import Access
 from oars.envs.build import Environments
@@ -176,14 +177,7 @@ class KubeHome:
 
     async def scale(self, name: str, replicas: int, group: str | None, *, force: bool = False) -> None:
         spec = await self.spec(name)
-        chosen = spec.group(group)
-        if chosen is None:
-            known = ", ".join(g.name for g in spec.workers)
-            raise NotFound(f"The cluster {name!r} has no worker group {group!r}.", f"It has: {known}.")
-        try:
-            changed = spec.with_replicas(chosen.name, replicas)
-        except ValueError as error:
-            raise SpecError(f"{replicas} is not a number of workers.", "Give a whole number, 0 or more.") from error
+        changed = rescaled(name, spec, replicas, group)
         await self.change(name, changed, force=force)
 
     async def change(self, name: str, spec: ClusterSpec, *, force: bool = False) -> None:
