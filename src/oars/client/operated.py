@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 from oars.base.errors import NameInUse, NotFound
@@ -13,11 +13,12 @@ from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer
 from oars.kube.kinds import COMPUTE_CLUSTER, POD, Object
 from oars.kube.lease import holder
-from oars.model import Cause, MemberState
-from oars.places.kube import names, observe
+from oars.model import Cause, MemberId, MemberState, Retiring
+from oars.places.kube import names, observe, record
 from oars.places.kube.root import FORCE
 from oars.places.kube.seen import trimmed_pod
 from oars.places.report import Report
+from oars.plan.why import draining
 from oars.spec import load
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
@@ -138,7 +139,7 @@ def report_of(resource: Object, pods: list[Object]) -> Report:
     told = resource.get("status") or {}
     metadata = resource["metadata"]
     groups = tuple(GroupStatus(**group) for group in told.get("groups") or ())
-    notes = told.get("notes") or {}
+    retiring = record.load_notes(told.get("notes")).retiring
     status = Status(
         name=metadata["name"],
         engine=resource["spec"]["engine"],
@@ -148,22 +149,23 @@ def report_of(resource: Object, pods: list[Object]) -> Report:
         message=told.get("message", "") or ("" if told else "The operator has not seen it yet."),
         endpoints=Endpoints(**(told.get("endpoints") or {})),
         groups=groups,
-        members=_members(pods, notes.get("retiring") or {}),
+        members=_members(pods, retiring),
         mode="operator",
         namespace=metadata["namespace"],
         generation=told.get("observedGeneration", 0),
     )
     if metadata.get("deletionTimestamp"):
         status = replace(status, phase=Phase.STOPPING)
-    troubled = status.phase is not Phase.READY and status.message
-    return Report(status, (Cause(status.reason or status.phase.value, status.message),) if troubled else ())
+    trouble = status.message if status.phase is not Phase.READY and status.reason != "Draining" else ""
+    first = (Cause(status.reason or status.phase.value, trouble),) if trouble else ()
+    return Report(status, (*first, *draining(status.name, retiring)))
 
 
-def _members(pods: list[Object], retiring: dict[str, Object]) -> tuple[MemberStatus, ...]:
+def _members(pods: list[Object], retiring: Mapping[MemberId, Retiring]) -> tuple[MemberStatus, ...]:
     found = []
     for member in observe.members(pods, {}):
         if member.id in retiring:
-            phase, reason = Phase.STOPPING, str(retiring[member.id].get("waits_for", ""))
+            phase, reason = Phase.STOPPING, retiring[member.id].waits_for
         elif member.answers:
             phase, reason = Phase.READY, ""
         else:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from oars.model import HEAD, Cause, Desired, Failure, MemberId, MemberState, Observed, Role, View
+from oars.model import HEAD, Cause, Desired, Failure, MemberId, MemberState, Observed, Retiring, Role, View
 from oars.plan.decide import CRASH_LOOP, ready
 
 LINES = 8  # of a log, in an explanation
@@ -32,7 +32,7 @@ def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ..
     return (
         *observed.causes,
         *(() if observed.heals else _deaths(observed, view)),  # the place has told of them, with more to go by
-        *_draining(desired, observed),
+        *draining(desired.name, observed.notes.retiring),
         *_starting(observed, view),
     )
 
@@ -84,12 +84,11 @@ def _serves(member: MemberId, observed: Observed, view: View) -> bool:
     return found is not None and ready(found, observed, view)
 
 
-def _draining(desired: Desired, observed: Observed) -> Iterable[Cause]:
-    for member, state in sorted(observed.notes.retiring.items()):
+def draining(cluster: str, retiring: Mapping[MemberId, Retiring]) -> Iterable[Cause]:
+    """What workers on their way out wait for."""
+    for member, state in sorted(retiring.items()):
         if state.waits_for:
-            todo = (
-                f"It goes when that is done; `oars scale {desired.name} … --force` removes it and loses what it holds."
-            )
+            todo = f"It goes when that is done; `oars scale {cluster} … --force` removes it and loses what it holds."
             yield Cause("Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", todo)
         else:
             yield Cause("Draining", f"{member} hands over what it holds before it goes.")
