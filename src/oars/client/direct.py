@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 from oars import engines
 from oars.base.errors import NotFound, OarsError
@@ -26,7 +26,8 @@ from oars.places.kube import names
 from oars.places.kube.beside import Watch
 from oars.places.kube.describe import describe, desired
 from oars.places.kube.place import KubePlace, Setting, unreachable
-from oars.places.kube.root import ConfigMapRoot, Intent, report_of
+from oars.places.kube.pod import Cluster
+from oars.places.kube.root import INTENT, ConfigMapRoot, Intent, report_of
 from oars.places.kube.seen import trimmed_deployment, trimmed_pod
 from oars.places.kube.wire import Reach
 from oars.places.report import Report
@@ -98,6 +99,7 @@ class Direct:
         self._following = Following(client, namespace, name, self._wake)
         self._task: asyncio.Task[None] | None = None
         self._over = False
+        self._description: tuple[str, Any] = ("", None)  # as it was written, and what it comes to
         self.report: Report | None = None
 
     async def start(self) -> None:
@@ -134,8 +136,7 @@ class Direct:
     # the loop
 
     async def _run(self) -> None:
-        electing = asyncio.create_task(self._elector.lead())
-        electing.add_done_callback(lambda _: self._wake.set())
+        electing = self._elect()
         place: KubePlace | None = None
         loop: Loop | None = None
         try:
@@ -144,8 +145,7 @@ class Direct:
                 if not self._elector.leads:
                     await self._tell(report_of(root))
                     if electing.done():
-                        electing = asyncio.create_task(self._elector.lead())
-                        electing.add_done_callback(lambda _: self._wake.set())
+                        electing = self._elect()
                     await self._pause(LONGEST_PAUSE)
                     continue
                 if place is None or loop is None:
@@ -162,23 +162,35 @@ class Direct:
                 self._over = True
                 self._changed.notify_all()
 
+    def _elect(self) -> asyncio.Task[bool]:
+        electing = asyncio.create_task(self._elector.lead())
+        electing.add_done_callback(lambda _: self._wake.set())
+        return electing
+
+    def _described(self, root: Object) -> tuple[Intent, Cluster]:
+        """What shall be. Worked out anew only when it was written anew: most changes of the root are our own notes."""
+        text = root["data"][INTENT]
+        if text != self._description[0]:
+            intent = Intent.of(root)
+            spec = ClusterSpec.model_validate(intent.spec)
+            watched = bool(intent.tied and spec.lifetime.orphaned)
+            cluster = describe(self._name, self._namespace, spec, engines.get(spec.engine), watched=watched)
+            self._description = (text, (intent, cluster))
+        described: tuple[Intent, Cluster] = self._description[1]
+        return described
+
     async def _begin(self, root: Object) -> tuple[KubePlace, Loop]:
         root = await self._client.get(CONFIG_MAP, root["metadata"]["name"], self._namespace)
-        intent = Intent.of(root)
-        spec = ClusterSpec.model_validate(intent.spec)
-        engine = engines.get(spec.engine)
-        watch = Watch(spec.lifetime.orphaned) if intent.tied and spec.lifetime.orphaned else None
+        intent, cluster = self._described(root)
+        orphaned = cluster.spec.lifetime.orphaned
+        watch = Watch(orphaned) if intent.tied and orphaned else None
         reach = Reach(self._client, self._namespace)
         setting = Setting(self._client, self._following, ConfigMapRoot(self._client, root), reach, "direct", watch)
-        cluster = describe(self._name, self._namespace, spec, engine, watched=watch is not None)
         place = KubePlace(setting, cluster)
-        return place, Loop(place, engine, time.time)
+        return place, Loop(place, engines.get(cluster.spec.engine), time.time)
 
     async def _once(self, root: Object, place: KubePlace, loop: Loop) -> float:
-        intent = Intent.of(root)
-        spec = ClusterSpec.model_validate(intent.spec)
-        watched = bool(intent.tied and spec.lifetime.orphaned)
-        cluster = describe(self._name, self._namespace, spec, engines.get(spec.engine), watched=watched)
+        intent, cluster = self._described(root)
         try:
             place.describe(cluster)
             await place.know_token()
@@ -211,8 +223,3 @@ class Direct:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
-
-
-def first_data(intent: Intent) -> dict[str, str]:
-    """What a root ConfigMap is made with."""
-    return {**intent.data(), "notes.json": json.dumps(None)}

@@ -13,7 +13,7 @@ from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, UsageError
 from oars.base.settings import Settings
 from oars.client import operated
-from oars.client.direct import Direct, first_data, new_identity
+from oars.client.direct import Direct, new_identity
 from oars.client.driving import make_driver
 from oars.client.home import Driver, Making
 from oars.client.homes import Where
@@ -28,7 +28,7 @@ from oars.kube.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Object
 from oars.model import HEAD, Role
 from oars.places.kube import names, observe, render
 from oars.places.kube.describe import describe
-from oars.places.kube.root import Intent, reference
+from oars.places.kube.root import INTENT, Intent, reference
 from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 
@@ -86,7 +86,8 @@ class KubeHome:
         if spec.namespace.create:
             await self._make_namespace(name, namespace, spec)
         if mode == "operator":
-            await operated.create(self._client, name, namespace, spec)
+            with _taken(f"A cluster called {name!r} is there already."):
+                await operated.create(self._client, name, namespace, spec)
         elif mode == "direct":
             await self._create_direct(name, namespace, spec, how)
         else:
@@ -101,7 +102,7 @@ class KubeHome:
     async def _create_direct(self, name: str, namespace: str, spec: ClusterSpec, how: Making) -> None:
         intent = Intent(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), tied=how.tied)
         metadata = {"name": names.root(name), "namespace": namespace, "labels": names.labels(name, spec.engine)}
-        root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": first_data(intent)}
+        root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": intent.data()}
         with _taken(f"A cluster called {name!r} is there already."):
             made = await self._client.create(root)
         lease = {
@@ -117,7 +118,7 @@ class KubeHome:
     # find
 
     async def names(self) -> list[str]:
-        """Of both kinds, in our namespace and in those made for one cluster."""
+        """Of both kinds, in our namespace."""
         direct = await self._client.list(CONFIG_MAP, self.namespace, labels="app.kubernetes.io/managed-by=oars")
         found = {str(root["metadata"]["labels"][names.CLUSTER]): "direct" for root in direct.items if _is_root(root)}
         found |= dict.fromkeys(await operated.list_names(self._client, self.namespace), "operator")
@@ -329,7 +330,7 @@ class KubeHome:
 
 
 def _is_root(config_map: Object) -> bool:
-    return names.CLUSTER in config_map["metadata"].get("labels", {}) and "cluster.json" in config_map.get("data", {})
+    return names.CLUSTER in config_map["metadata"].get("labels", {}) and INTENT in config_map.get("data", {})
 
 
 @contextlib.contextmanager

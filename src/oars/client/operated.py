@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from oars.base.errors import NameInUse, NotFound
+from oars.base.errors import NotFound
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer
@@ -62,13 +62,7 @@ async def create(client: Client, name: str, namespace: str, spec: ClusterSpec) -
     body = load.dump(load.Manifest(name, spec))
     body["metadata"]["namespace"] = namespace
     body["spec"].pop("place", None)
-    try:
-        await client.create(body)
-    except ApiError as error:
-        if error.reason != "AlreadyExists":
-            raise
-        hint = "Choose another name, or remove it with `oars down`."
-        raise NameInUse(f"A cluster called {name!r} is there already.", hint) from None
+    await client.create(body)
 
 
 async def get(client: Client, name: str, namespace: str) -> Object:

@@ -95,9 +95,6 @@ class Ways:
         env = fill_mapping({**shape.driver_env, **shape.outside_env}, values)
         return Access(cluster.name, cluster.spec.engine, address, endpoints.get("dashboard", ""), env)
 
-    def port(self, name: str) -> tuple[str, int]:
-        return self._host, self._ports[name]
-
     async def close(self) -> None:
         for forwarder in self._forwards:
             await forwarder.close()

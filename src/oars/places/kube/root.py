@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from oars.kube.client import Client
-from oars.kube.errors import is_not_found
+from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, EVENT, Kind, Object
 from oars.model import Cause, Notes
 from oars.places.kube import names, record
@@ -143,7 +143,7 @@ class ClusterRoot:
             await self._client.patch(
                 COMPUTE_CLUSTER, metadata["name"], metadata["namespace"], body, subresource="status"
             )
-        except Exception as error:
+        except ApiError as error:
             if is_not_found(error):
                 return  # it was deleted meanwhile, and all goes with it
             raise
