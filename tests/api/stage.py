@@ -24,6 +24,7 @@ from oars.spec.cluster import API_VERSION, KIND
 
 OARS = str(Path(sys.executable).with_name("oars"))
 SECONDS = 60
+LEASE = "5s"  # shorter than usual: tests wait for it to run out
 PLAYED: dict[str, Any] = {"spec": POD}  # as a pod overlay: it may land on a simulated node
 OWNED = (
     ("pods", "api/v1"), ("services", "api/v1"), ("secrets", "api/v1"), ("configmaps", "api/v1"),
@@ -125,7 +126,7 @@ class Operator:
         self.identity = identity
         self.log = log
         words = ["operator", "run", "--kubeconfig", str(kubeconfig), "-n", namespace, "--lease-namespace", namespace]
-        words += ["--metrics-port", "0", "--health-port", "0", "--identity", identity]
+        words += ["--metrics-port", "0", "--health-port", "0", "--identity", identity, "--lease-duration", LEASE]
         with log.open("a") as out:
             self.process = subprocess.Popen([OARS, *words], stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
 

@@ -98,7 +98,7 @@ def test_at_rest_nothing_is_written_but_the_lease(stage: Stage, fault_proxy: Pro
             await ready(home, 3)
             await asyncio.sleep(2)
             before = len(proxy.records)
-            await asyncio.sleep(12)
+            await asyncio.sleep(8)
             assert {r.request.resource for r in proxy.records[before:]} <= {"leases"}
 
     play(story())

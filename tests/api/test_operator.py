@@ -56,7 +56,7 @@ def test_at_rest_nothing_is_written_and_nothing_read_but_watches(stage: Stage, p
         return len([r for r in proxied.records if r.request.resource != "leases"])
 
     stage.until("demo", "settles", lambda: quiet_for(2, requests) == 0)
-    assert quiet_for(20, requests) == 0, proxied.records[-5:]
+    assert quiet_for(10, requests) == 0, proxied.records[-5:]
 
 
 def test_scaling_from_three_to_three_hundred_is_one_write(

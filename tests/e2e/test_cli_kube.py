@@ -235,20 +235,9 @@ class TestAlone:
         oars("down", name, "-n", name)
         until(lambda: name not in oars.kube.kubectl("get", "namespaces", "-o", "name"))
 
-    def test_rendered(self, oars: Line) -> None:
-        image = ("--engine", "dask", "--image", oars.kube.image("dask"), "--workers", "1")
-        words = ("render", "plain", *image, *SMALL, *oars.at, "--secrets", "inline")
-        rendered = oars(*words).stdout
-        oars.kube.kubectl("apply", "-f", "-", text=rendered)
-        try:
-            oars.kube.await_ready("oars.dev/cluster=plain", 2)
-            assert oars("ls", *oars.at, "-o", "name").stdout == ""  # nobody looks after it
-        finally:
-            oars.kube.kubectl("delete", "--now", "-f", "-", text=rendered)
-
     def test_what_cannot_start_is_told_and_taken_away(self, oars: Line) -> None:
         words = ("up", "bad", "--engine", "dask", "--image", "oars.lab/no-such:1", *SMALL, *oars.at, "--mode", "direct")
-        told = oars(*words, "--timeout", "20s", code=4).stderr
+        told = oars(*words, "--timeout", "8s", code=4).stderr
         assert "oars.lab/no-such:1" in told
         assert "was taken away again" in told
         assert oars("ls", *oars.at, "-o", "name").stdout == ""

@@ -23,14 +23,13 @@ from tests.e2e.contract import SMALL, TIMEOUT, until
 pytestmark = [pytest.mark.timeout(300)]
 
 
-def small(home: Kube, **more: object) -> Cluster:
+def small(home: Kube) -> Cluster:
     where = Where("kubernetes", namespace=home.namespace, kubeconfig=str(home.kubeconfig), mode="direct")
     spec = {
         "engine": "dask",
         "image": home.image("dask"),
         "head": {**SMALL, "memory": "1Gi"},
         "workers": [{"replicas": 1, "memory": "512Mi", **SMALL}],
-        **more,
     }
     return Cluster(build(spec).spec, name="demo", where=where, timeout=TIMEOUT)
 
@@ -85,22 +84,3 @@ def test_pods_outlive_a_restart_of_containerd(
         until(lambda: cluster.status().phase is Phase.READY, 90)
         assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))
         assert before == {pod["metadata"]["uid"] for pod in kube.pods("oars.dev/cluster=demo")}
-
-
-def test_a_namespace_of_its_own(kube: Kube) -> None:
-    """Mars' way: made with the cluster, deleted with it."""
-    name = f"{kube.namespace}-own"
-    with small(kube, namespace={"create": True, "name": name}) as cluster:
-        assert cluster.status().namespace == name
-        assert kube.kubectl("get", "namespace", name, "-o", "name").strip() == f"namespace/{name}"
-    until(lambda: name not in kube.kubectl("get", "namespaces", "-o", "name"), 60)
-
-
-def test_a_failure_says_why_and_leaves_nothing(kube: Kube) -> None:
-    from oars.base.errors import OarsError
-
-    where = Where("kubernetes", namespace=kube.namespace, kubeconfig=str(kube.kubeconfig), mode="direct")
-    with pytest.raises(OarsError) as told:
-        Cluster("dask", workers=1, name="demo", image="oars.lab/missing:1", where=where, timeout="15s")
-    assert "oars.lab/missing:1" in str(told.value)
-    until(lambda: not ours(kube), 60)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oars.operator.manifests import InstallOptions
 
 Command = Callable[..., Any]
+LEAST_LEASE = 3
 LOG_FORMATS = click.Choice(("text", "json"))
 
 _TARGET = (
@@ -148,16 +149,21 @@ def status(namespace: str | None, where: Where, output: str) -> None:
 @operator.command()
 @click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", help="Repeatable. Default: all.")
 @click.option("--lease-namespace", metavar="NAME", help=f"Where its Lease is. Default: the pod's own, or {NAMESPACE}.")
+@click.option("--lease-duration", default="15s", show_default=True, help="A leader silent for so long is replaced.")
 @click.option("--metrics-port", type=int, default=METRICS_PORT, show_default=True, help="0: none.")
 @click.option("--health-port", type=int, default=HEALTH_PORT, show_default=True, help="0: none.")
 @click.option("--identity", default="", metavar="NAME", help="In the Lease. Default: this host's name.")
 @click.option("--log-format", type=LOG_FORMATS, default="text", show_default=True, help="text or json.")
 @target_options
-def run(where: Where, **given: Any) -> None:
+def run(where: Where, lease_duration: str, **given: Any) -> None:
     """Run the operator here. In its pod, or outside against a kubeconfig."""
     from oars.operator.main import run as lead
 
-    running.run(lead(RunOptions(kubeconfig=where.kubeconfig, context=where.context, **given)))
+    seconds = _seconds(lease_duration, "--lease-duration")
+    if seconds < LEAST_LEASE:
+        raise SpecError(f"--lease-duration: at least {LEAST_LEASE} s; a busy leader would lose it.")
+    options = RunOptions(kubeconfig=where.kubeconfig, context=where.context, lease_seconds=seconds, **given)
+    running.run(lead(options))
 
 
 async def _installed(options: InstallOptions, where: Where, seconds: float, progress: Progress) -> str:
@@ -195,8 +201,8 @@ def _status_text(data: dict[str, Any]) -> str:
     return "\n".join(f"{name:<11}{value}" for name, value in rows.items())
 
 
-def _seconds(timeout: str) -> float:
+def _seconds(text: str, option: str = "--timeout") -> float:
     try:
-        return duration(timeout)
+        return duration(text)
     except ValueError as error:
-        raise SpecError(f"--timeout: {error}.") from error
+        raise SpecError(f"{option}: {error}.") from error

@@ -51,7 +51,8 @@ class Operator:
         self._keeping = Keeping(client, self._watches, inside=inside)
         home = options.lease_namespace or (ACCOUNT.read_text().strip() if inside else NAMESPACE)
         identity = f"{options.identity or socket.gethostname()}-{secrets.token_hex(3)}"
-        self._elector = Elector(client, home, NAME, identity)
+        lease = options.lease_seconds
+        self._elector = Elector(client, home, NAME, identity, lease, renew=lease * 2 / 3, retry=lease / 7.5)
         self._pages = Pages(self.metrics.text, self._is_well)
 
     async def run(self) -> None:

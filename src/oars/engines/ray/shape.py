@@ -64,6 +64,9 @@ MEMBER_ENV = {
     PATIENCE: str(MEMBER_PATIENCE),
     "OARS_RAY_LINGER": str(NEW_HEAD_PAUSE),  # read by launch.py
     "RAY_USAGE_STATS_ENABLED": "0",
+    # The server for drivers outside starts a process for each, by fork; gRPC's own care for forks kills one in three
+    # of those that come soon after the start (a segmentation fault in its event engine).
+    "GRPC_ENABLE_FORK_SUPPORT": "0",
     "SPT_NOENV": "1",  # renaming itself, a process of Ray would overwrite its environment, by which we know it
 }
 

@@ -24,7 +24,6 @@ from oars.places.kube.wire import KubeWire, Reach
 from oars.spec.status import Status
 
 FIRST_TO_GO = "-1000"
-LOST_GRACE = 1  # seconds; what serves a lost head has nothing to save
 
 UNWATCHED = Cause(
     "Unwatched",
@@ -221,19 +220,10 @@ class KubePlace:
             if names.GROUP not in labels or deployment["metadata"].get("deletionTimestamp"):
                 continue
             pods = [pod for pod in self.pods() if _is_of(pod, deployment)]
-            await self._delete([pod for pod in pods if self._is_in_vain(pod)], LOST_GRACE)
             if self._is_obsolete(deployment) and not any(map(observe.is_staying, pods)):
                 await self._drop(deployment)
             elif _is_settled(deployment, pods):
-                await self._delete([pod for pod in pods if _annotation(pod, names.GOING) and _is_up(pod)], None)
-
-    def _is_in_vain(self, pod: Object) -> bool:
-        """On its way out, slowly, though with its head all is gone that it could save; its successor needs the room."""
-        metadata = pod["metadata"]
-        outlived = _annotation(pod, names.HEAD_SEEN) not in ("", str(self._notes.head_changes))
-        first = self._notes.head_changes and not _annotation(pod, names.HEAD_SEEN)
-        slow = int(metadata.get("deletionGracePeriodSeconds") or 0) > LOST_GRACE
-        return bool(metadata.get("deletionTimestamp") and slow and (outlived or first))
+                await self._delete([pod for pod in pods if _annotation(pod, names.GOING) and _is_up(pod)])
 
     def _is_obsolete(self, deployment: Object) -> bool:
         labels = deployment["metadata"]["labels"]
@@ -304,13 +294,11 @@ class KubePlace:
             return group.replicas + len(kept)
         return len(mine - going)
 
-    async def _delete(self, pods: list[Object], grace: int | None) -> None:
-        namespace = self._cluster.namespace
-        for pod in pods:
-            log.info(pairs("delete", pod=pod["metadata"]["name"], grace=grace))
-        await asyncio.gather(
-            *(self._client.delete(POD, pod["metadata"]["name"], namespace, grace=grace) for pod in pods)
-        )
+    async def _delete(self, pods: list[Object]) -> None:
+        going = [pod["metadata"]["name"] for pod in pods]
+        for name in going:
+            log.info(pairs("delete", pod=name))
+        await asyncio.gather(*(self._client.delete(POD, name, self._cluster.namespace) for name in going))
 
     # wire, logs, record
 

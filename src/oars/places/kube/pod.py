@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from oars.spec.cluster import ClusterSpec
 
 GPU = "nvidia.com/gpu"
 USER = 1000
-LEAST_GRACE = 30  # seconds; Kubernetes' own default
 NON_ROOT = {
     "runAsNonRoot": True,
     "runAsUser": USER,
@@ -87,7 +87,8 @@ def _spec(cluster: Cluster, group: Group) -> Object:
         "enableServiceLinks": False,  # a Service called ray would set RAY_PORT, which Ray reads
         "securityContext": NON_ROOT,
         "serviceAccountName": cluster.name,
-        "terminationGracePeriodSeconds": max(LEAST_GRACE, int(process.stop.grace)),
+        # What a member holds is moved before it is told to go; more time would only keep its room from others.
+        "terminationGracePeriodSeconds": math.ceil(process.stop.grace),
         "volumes": _volumes(cluster, group),
     }
 
