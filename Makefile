@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check unit envs contract live lab lab-build lab-test kube bench docs clean
+.PHONY: help setup demo test check unit envs contract live lab lab-build lab-test api e2e lab-and-api bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,17 +49,25 @@ lab-build: setup ## what the lab is made of, once (a test would not have the tim
 lab-test: lab-build ## the lab's own tests
 	$(BIN)/python -m pytest -p lab.fixtures tests/lab
 
-kube: lab-build envs ## Kubernetes: the control plane with the operator, and real pods of every engine in every mode
-	$(BIN)/python -m pytest -p lab.fixtures tests/api tests/e2e
+api: lab-build ## Kubernetes' control plane: the client, the operator, played pods
+	$(BIN)/python -m pytest -p lab.fixtures tests/api
 
-# Each half waits a lot, the one for engines and the other for Kubernetes, so they run side by side;
-# the lab's words are kept for the end, where they can be read in one piece.
+e2e: lab-build envs ## real pods of every engine, in every mode
+	$(BIN)/python -m pytest -p lab.fixtures tests/e2e
+
+# Three lines of tests side by side, for each waits a lot; two of them on a Kubernetes of their own, as the tests of the
+# API take theirs away now and then. Their words are kept for the end, where they can be read in one piece.
 test: setup check unit ## set up and run every test
-	@$(MAKE) --no-print-directory lab-test kube > .lab-test.log 2>&1 & lab=$$!; \
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lab-and-api e2e > .lab-test.log 2>&1 & lab=$$!; \
 	$(MAKE) --no-print-directory contract live; local=$$?; \
 	echo "waiting for the tests on Kubernetes (.lab-test.log)"; \
 	wait $$lab; lab=$$?; cat .lab-test.log; \
 	[ $$local -eq 0 ] && [ $$lab -eq 0 ]
+
+lab-and-api: export OARS_LAB_DIR = $(CURDIR)/.lab
+lab-and-api: lab-build
+	$(BIN)/python -m pytest -p lab.fixtures tests/lab
+	$(BIN)/python -m pytest -p lab.fixtures tests/api
 
 bench: setup ## speed against what the engines' users have today; writes bench/results/*.json
 	$(BIN)/python -m bench
@@ -69,4 +77,4 @@ docs: setup ## what is made from the program: reference/spec.md, benchmarks.md, 
 	$(BIN)/python deploy/helm/oars/generate.py
 
 clean: ## remove what setup made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .lab .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

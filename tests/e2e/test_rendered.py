@@ -27,7 +27,7 @@ ray.init(address=os.path.expandvars("$RAY_HEAD_SERVICE_HOST:$RAY_HEAD_SERVICE_PO
 def f(x):
     time.sleep(0.01)
     return x + (socket.gethostname(),)
-for _ in range(10):
+for _ in range(3):
     print(Counter(ray.get([f.remote(f.remote(())) for _ in range(20)])), flush=True)
 print("Success!")
 """
@@ -110,23 +110,23 @@ def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
     # Change `replicas` in the file and apply it again.
     documents = list(yaml.safe_load_all(file.read_text()))
     worker = next(d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == "ray-worker")
-    worker["spec"]["replicas"] = 4
+    worker["spec"]["replicas"] = 2
     file.write_text(yaml.safe_dump_all(documents))
     said = kube.kubectl("apply", "-f", str(file))
     assert "service/ray-head unchanged" in said and "deployment.apps/ray-head unchanged" in said, said
     assert "deployment.apps/ray-worker configured" in said
-    until(one_of_each(kube, 4), 120)
+    until(one_of_each(kube, 2), 120)
 
     # Delete a worker pod, then the head pod, then all pods.
     victim = pods(kube, "worker")[0]
     kube.kubectl("delete", "pod", victim, seconds=120)
-    until(one_of_each(kube, 4, {victim}), 120)
+    until(one_of_each(kube, 2, {victim}), 120)
     old = head(kube)
     kube.kubectl("delete", "pod", old, seconds=120)
-    until(one_of_each(kube, 4, {old}), 180)
+    until(one_of_each(kube, 2, {old}), 180)
     everyone = {*pods(kube, "head"), *pods(kube, "worker")}
     kube.kubectl("delete", "pods", "--all", seconds=180)
-    until(one_of_each(kube, 4, everyone), 180)
+    until(one_of_each(kube, 2, everyone), 180)
 
     # A program by `kubectl cp` and `kubectl exec`, one in a remote shell, one as a Job.
     example = tmp_path / "example.py"
