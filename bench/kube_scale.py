@@ -1,6 +1,7 @@
 """python -m bench.kube_scale [pair|growth|large] …: the operator and many clusters, on the lab with played pods.
 
-pair     300 × (head + 3 workers) created at once: hand-written Deployments and Services against ComputeClusters
+pair     300 × (head + 3 workers) created at once: hand-written Deployments and Services, ComputeClusters, and KubeRay's
+         RayClusters
 growth   100, 300, 600 and 1000 ComputeClusters: time, processor time and memory of the operator
 large    one cluster of 1 + 1000
 
@@ -28,6 +29,7 @@ from lab.api import Api
 from lab.cluster import Lab
 from lab.loan import borrowed
 
+from bench.peers import kuberay
 from lab import kwok, settings
 from oars.kube import config
 from oars.kube.client import Client
@@ -42,7 +44,7 @@ SIZES = (100, 300, 600, 1000)
 LARGE = 1000
 PODS_PER_NODE = 100  # of 110; more nodes than needed would only add their heartbeats
 REST_SECONDS = 20
-DEADLINE = 900.0
+DEADLINE = 300.0
 AT_ONCE = 8  # requests on their way at a time, as in the figures of others
 RESULTS = Path(__file__).parent / "results" / "kube_scale.json"
 TOY = Path(__file__).parents[1] / "tests" / "toy"
@@ -174,17 +176,19 @@ async def writes_at_rest(api: Api) -> float:
 # one measurement
 
 
-async def create(client: Client, objects: list[Object]) -> None:
+async def create(client: Client, objects: list[Object], kind: Kind | None) -> None:
     gate = asyncio.Semaphore(AT_ONCE)
 
     async def one(obj: Object) -> None:
         async with gate:
-            await client.create(obj)
+            await client.create(obj, kind)
 
     await asyncio.gather(*map(one, objects))
 
 
-async def seconds_until(client: Client, kind: Kind, where: str, objects: list[Object], wanted: int) -> float:
+async def seconds_until(
+    client: Client, kind: Kind, where: str, objects: list[Object], wanted: int, is_ready: Callable[[Object], bool]
+) -> float:
     """From the first request until so many objects of a kind are ready."""
     ready: set[tuple[str, str]] = set()
     complete = asyncio.Event()
@@ -194,13 +198,13 @@ async def seconds_until(client: Client, kind: Kind, where: str, objects: list[Ob
         if len(ready) >= wanted:
             complete.set()
 
-    informer = Informer(client, kind, where, keep=_conditions, changed=changed)
+    informer = Informer(client, kind, where, keep=_status, changed=changed)
     watching = asyncio.create_task(informer.run())
     await informer.synced.wait()
     started = time.monotonic()
     try:
         async with asyncio.timeout(DEADLINE):
-            await create(client, objects)
+            await create(client, objects, kind if kind is kuberay.RAY_CLUSTER else None)
             await complete.wait()
         return time.monotonic() - started
     except TimeoutError:
@@ -209,8 +213,8 @@ async def seconds_until(client: Client, kind: Kind, where: str, objects: list[Ob
         watching.cancel()
 
 
-def _conditions(obj: Object) -> Object:
-    return {"metadata": {}, "status": {"conditions": obj.get("status", {}).get("conditions")}}
+def _status(obj: Object) -> Object:
+    return {"metadata": {}, "status": obj.get("status", {})}
 
 
 def is_ready(obj: Object) -> bool:
@@ -222,7 +226,7 @@ async def measure_hand(client: Client, lab: Lab, count: int) -> dict[str, Any]:
     async with namespace(client) as where:
         objects = [obj for number in range(count) for obj in by_hand(f"c{number}", where)]
         before = cpu_of_lab(lab)
-        seconds = await seconds_until(client, POD, where, objects, count * (1 + WORKERS))
+        seconds = await seconds_until(client, POD, where, objects, count * (1 + WORKERS), is_ready)
         return {"seconds": round(seconds, 2), "cpu_kubernetes": round(cpu_of_lab(lab) - before, 2)}
 
 
@@ -232,7 +236,7 @@ async def measure_ours(client: Client, lab: Lab, count: int, workers: int = WORK
             await _until(lambda: _leads(client, where), "the operator leads", 0.2)
             begun, idle, kubernetes = writes(lab.api), cpu_of(process.pid), cpu_of_lab(lab)
             objects = [obj for number in range(count) for obj in by_oars(f"c{number}", where, workers)]
-            seconds = await seconds_until(client, COMPUTE_CLUSTER, where, objects, count)
+            seconds = await seconds_until(client, COMPUTE_CLUSTER, where, objects, count, is_ready)
             busy, kubernetes = cpu_of(process.pid), cpu_of_lab(lab) - kubernetes
             made = writes(lab.api) - begun
             rest = await writes_at_rest(lab.api)
@@ -245,6 +249,18 @@ async def measure_ours(client: Client, lab: Lab, count: int, workers: int = WORK
     }  # fmt: skip
 
 
+async def measure_kuberay(client: Client, lab: Lab, path: Path, count: int) -> dict[str, Any]:
+    async with namespace(client) as where:
+        with kuberay.operator(path, lab.settings.kubeconfig, where) as process:
+            objects = [kuberay.cluster(f"c{number}", where, WORKERS, SMALL) for number in range(count)]
+            before = cpu_of_lab(lab)
+            seconds = await seconds_until(client, kuberay.RAY_CLUSTER, where, objects, count, kuberay.is_ready)
+            return {
+                "seconds": round(seconds, 2), "cpu": round(cpu_of(process.pid), 2),
+                "cpu_kubernetes": round(cpu_of_lab(lab) - before, 2), "megabytes": round(peak_of(process.pid), 1),
+            }  # fmt: skip
+
+
 async def _leads(client: Client, where: str) -> bool:
     leases = await client.list(Kind("coordination.k8s.io", "v1", "leases", "Lease"), where)
     return bool(leases.items)
@@ -254,17 +270,33 @@ async def _leads(client: Client, where: str) -> bool:
 
 
 async def bench_pair(client: Client, lab: Lab) -> dict[str, Any]:
-    hand, ours = [], []
+    hand, ours, theirs = [], [], []
+    path = kuberay.program(lab.settings.cache, say)
+    for crd_of_peer in kuberay.crds():
+        await client.apply(crd_of_peer)
     for number in range(ROUNDS):
         hand.append(await measure_hand(client, lab, CLUSTERS))
+        say(f"{number + 1}/{ROUNDS}: by hand {hand[-1]}")
         ours.append(await measure_ours(client, lab, CLUSTERS))
-        say(f"{number + 1}/{ROUNDS}: by hand {hand[-1]}, ours {ours[-1]}")
-    ratio = statistics.median(run["seconds"] for run in ours) / statistics.median(run["seconds"] for run in hand)
-    cpu, megabytes = (statistics.median(run[key] for run in ours) for key in ("cpu", "megabytes"))
-    ok = ratio <= RATIO and cpu < CPU and megabytes < MEGABYTES and not any(run["writes_at_rest"] for run in ours)
+        say(f"{number + 1}/{ROUNDS}: ours {ours[-1]}")
+        theirs.append(await measure_kuberay(client, lab, path, CLUSTERS))
+        say(f"{number + 1}/{ROUNDS}: KubeRay {theirs[-1]}")
+    ratio, peer = (_median(runs, "seconds") / _median(hand, "seconds") for runs in (ours, theirs))
+    cpu, megabytes = _median(ours, "cpu"), _median(ours, "megabytes")
+    ok = (
+        ratio <= RATIO
+        and ratio < peer
+        and cpu < CPU
+        and megabytes < MEGABYTES
+        and not any(run["writes_at_rest"] for run in ours)
+    )
     limits = {"ratio": RATIO, "cpu": CPU, "megabytes": MEGABYTES, "writes_at_rest": 0}
-    found = {"ratio": round(ratio, 3), "cpu": cpu, "megabytes": megabytes, "ok": ok}
-    return {**found, "limits": limits, "by_hand": hand, "ours": ours}
+    found = {"ratio": round(ratio, 3), "ratio_kuberay": round(peer, 3), "cpu": cpu, "megabytes": megabytes, "ok": ok}
+    return {**found, "limits": limits, "by_hand": hand, "ours": ours, "kuberay": theirs}
+
+
+def _median(runs: list[dict[str, Any]], key: str) -> float:
+    return float(statistics.median(run[key] for run in runs))
 
 
 async def bench_growth(client: Client, lab: Lab) -> list[dict[str, Any]]:

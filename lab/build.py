@@ -24,17 +24,22 @@ _STAMP = " ".join(
 
 @dataclass(frozen=True)
 class Program:
-    """One Go module of lab/go. `seconds` is its cold build on two cores, for the estimate."""
+    """One Go module of a folder. `seconds` is its cold build on two cores, for the estimate."""
 
     name: str
     seconds: int
     package: str = "."
     stamp: str = ""
+    folder: Path = SOURCES
+
+    @property
+    def source(self) -> Path:
+        return self.folder / self.name
 
     @property
     def key(self) -> str:
         """The hash of everything that decides the result."""
-        files = sorted((SOURCES / self.name).glob("*"))
+        files = sorted(self.source.glob("*"))
         return cache.digest([*(file.read_bytes() for file in files), self.package.encode(), self.stamp.encode()])
 
 
@@ -56,7 +61,7 @@ def programs(store: Path, say: Callable[[str], None]) -> dict[str, Path]:
         say(f"building {', '.join(program.name for program in missing)}, once: about {guess:.0f} min on this machine")
     # Two at a time: one's downloads and linking leave a core free for the other.
     with ThreadPoolExecutor(2) as pool:
-        folders = list(pool.map(lambda program: _built(store, program, say), PROGRAMS))
+        folders = list(pool.map(lambda program: built(store, program, say), PROGRAMS))
     found = {program.name: folder / program.name for program, folder in zip(PROGRAMS, folders, strict=True)}
     kubernetes = found["kubernetes"].parent
     return found | {name: kubernetes / name for name in KUBERNETES_NAMES}
@@ -67,7 +72,9 @@ def complete(store: Path) -> bool:
     return all((store / program.name / program.key).exists() for program in PROGRAMS)
 
 
-def _built(store: Path, program: Program, say: Callable[[str], None]) -> Path:
+def built(store: Path, program: Program, say: Callable[[str], None]) -> Path:
+    """The directory that holds the program, made if the cache lacks it."""
+
     def make(folder: Path) -> None:
         started = time.monotonic()
         _compile(program, folder / program.name, say)
@@ -85,9 +92,7 @@ def _compile(program: Program, target: Path, say: Callable[[str], None]) -> None
     argv = ["nice", "-n", "10", "go", "build", *flags, "-o", str(target), program.package]
     env = os.environ | {"CGO_ENABLED": "0"}
     started = time.monotonic()
-    with subprocess.Popen(
-        argv, cwd=SOURCES / program.name, env=env, stdout=sys.stderr, stderr=subprocess.PIPE
-    ) as build:
+    with subprocess.Popen(argv, cwd=program.source, env=env, stdout=sys.stderr, stderr=subprocess.PIPE) as build:
         while True:
             try:
                 _, errors = build.communicate(timeout=30)

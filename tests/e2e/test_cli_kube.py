@@ -232,6 +232,9 @@ class TestAlone:
         image = ("--engine", "dask", "--image", oars.kube.image("dask"), "--workers", "0")
         up = oars("up", name, *image, *SMALL, "--set", "namespace.create=true", "--mode", "direct")
         assert f"oars down {name} -n {name}" in up.stderr
+        listed = json.loads(oars("ls", "-A", "--place", "kubernetes", "-o", "json").stdout)
+        assert (name, name) in {(each["name"], each["namespace"]) for each in listed}
+        assert "contradict" in oars("ls", "-A", "-n", name, code=2).stderr
         oars("down", name, "-n", name)
         until(lambda: name not in oars.kube.kubectl("get", "namespaces", "-o", "name"))
 

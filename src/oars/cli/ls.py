@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from oars.base.errors import NotFound, OarsError
+from oars.base.errors import NotFound, OarsError, UsageError
 from oars.cli import running, show
 from oars.cli.fail import say
 from oars.cli.options import kept, where_options
@@ -43,18 +44,26 @@ CLUSTERS = (
 
 @click.command()
 @where_options
+@click.option("-A", "--all-namespaces", is_flag=True, help="Of Kubernetes: those in all namespaces.")
 @output_option
-def ls(where: Where, output: str) -> None:
+def ls(where: Where, all_namespaces: bool, output: str) -> None:
     """List clusters of this machine and, if there is a kubeconfig, of Kubernetes."""
-    found = running.run(_all(where))
+    if all_namespaces and where.namespace:
+        raise UsageError("--all-namespaces and --namespace contradict each other.", "Leave one of them out.")
+    found = running.run(_all(where, everywhere=all_namespaces))
     if not found and output in ("table", "wide"):
         say("No clusters. Start one with `oars up NAME --engine dask`.")
         return
     listed = [status.to_dict(members=False) for status in found]
-    show.emit(output, listed, [s.name for s in found], lambda wide: show.table(found, CLUSTERS, wide))
+    show.emit(output, listed, [s.name for s in found], lambda wide: show.table(found, _columns(all_namespaces), wide))
 
 
-async def _all(where: Where) -> list[Status]:
+def _columns(everywhere: bool) -> tuple[Column[Status], ...]:
+    """The same name may stand in two namespaces."""
+    return tuple(replace(each, wide=False) if everywhere and each.title == "NAMESPACE" else each for each in CLUSTERS)
+
+
+async def _all(where: Where, *, everywhere: bool) -> list[Status]:
     """Both places at once."""
     from oars.client.homes import home_for, is_configured
 
@@ -64,7 +73,7 @@ async def _all(where: Where) -> list[Status]:
     if where.place in (None, "local"):
         looks.append(_look(kept()))
     if where.place == "kubernetes" or (where.place is None and is_configured(where, os.environ)):
-        looks.append(_look_far(where))
+        looks.append(_look_everywhere(where) if everywhere else _look_far(where))
     return [status for found in await asyncio.gather(*looks) for status in found]
 
 
@@ -109,15 +118,34 @@ def _damaged(name: str, error: Exception) -> Status:
 
 
 async def _look_far(where: Where) -> list[Status]:
+    """The clusters of one namespace."""
+
+    async def look(home: KubeHome) -> list[Status]:
+        async with asyncio.timeout(KUBERNETES_SECONDS):
+            listed = await home.names()
+        found = await asyncio.gather(*(_one_far(home, name) for name in listed))
+        return [status for status in found if status is not None]
+
+    return await _asked(where, look)
+
+
+async def _look_everywhere(where: Where) -> list[Status]:
+    async def look(home: KubeHome) -> list[Status]:
+        async with asyncio.timeout(KUBERNETES_SECONDS):
+            namespaces = await home.namespaces()
+        found = await asyncio.gather(*(_look_far(replace(where, namespace=each)) for each in namespaces))
+        return [status for statuses in found for status in statuses]
+
+    return await _asked(where, look)
+
+
+async def _asked(where: Where, look: Callable[[KubeHome], Awaitable[list[Status]]]) -> list[Status]:
     """Trouble there is told, and no reason to hide what is here; it is one if only Kubernetes was asked for."""
     from oars.client.homes import kube_home
 
     home = kube_home(where, os.environ)
     try:
-        async with asyncio.timeout(KUBERNETES_SECONDS):
-            listed = await home.names()
-        found = await asyncio.gather(*(_one_far(home, name) for name in listed))
-        return [status for status in found if status is not None]
+        return await look(home)
     except TimeoutError:
         say(f"Kubernetes is left out: it did not answer within {KUBERNETES_SECONDS:.0f} s.")
         return []

@@ -119,11 +119,20 @@ class KubeHome:
 
     async def names(self) -> list[str]:
         """Of both kinds, in our namespace."""
-        direct = await self._client.list(CONFIG_MAP, self.namespace, labels="app.kubernetes.io/managed-by=oars")
-        found = {str(root["metadata"]["labels"][names.CLUSTER]): "direct" for root in direct.items if _is_root(root)}
+        direct = await self._direct_roots(self.namespace)
+        found = {str(root["metadata"]["labels"][names.CLUSTER]): "direct" for root in direct}
         found |= dict.fromkeys(await operated.list_names(self._client, self.namespace), "operator")
         self._modes |= found
         return sorted(found)
+
+    async def namespaces(self) -> list[str]:
+        """All that hold a cluster, wherever we may look."""
+        roots = [*await self._direct_roots(None), *await operated.list_all(self._client, None)]
+        return sorted({str(root["metadata"]["namespace"]) for root in roots})
+
+    async def _direct_roots(self, namespace: str | None) -> list[Object]:
+        listed = await self._client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
+        return [root for root in listed.items if _is_root(root)]
 
     async def mode(self, name: str) -> str:
         """Who looks after it."""

@@ -45,7 +45,7 @@ async def find_mode(client: Client, namespace: str) -> str:
     return "operator" if alive else "direct"
 
 
-async def list_all(client: Client, namespace: str) -> list[Object]:
+async def list_all(client: Client, namespace: str | None) -> list[Object]:
     try:
         return (await client.list(COMPUTE_CLUSTER, namespace)).items
     except ApiError as error:

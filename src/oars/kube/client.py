@@ -142,9 +142,10 @@ class Client:
 
     # writing
 
-    async def create(self, obj: Object) -> Object:
-        """Create an object. Without an answer it may exist or not: a second try is the caller's choice."""
-        kind = of(obj)
+    async def create(self, obj: Object, kind: Kind | None = None) -> Object:
+        """Create an object, of a kind that must be given if it is nobody's we know. Without an answer it may exist or
+        not: a second try is the caller's choice."""
+        kind = kind or of(obj)
         path = kind.path(self._home(kind, _namespace(obj)))
         return await self._object(Call("POST", path, _STRICT, obj, repeatable=False))
 

@@ -77,7 +77,7 @@ def _field(spec: ClusterSpec, path: str) -> Any:
 
 def _around(before: Cluster, after: Cluster) -> Iterator[Change]:
     """The Service, the policies and the like. Files are told with the members that read them."""
-    old, new = ({_key(obj): obj for obj in render.surroundings(each)} for each in (before, after))
+    old, new = ({_key(obj): obj for obj in _everything_around(each)} for each in (before, after))
     for key in [*old, *(key for key in new if key not in old)]:
         kind, name = key
         if kind == "ConfigMap" or old.get(key) == new.get(key):
@@ -85,6 +85,10 @@ def _around(before: Cluster, after: Cluster) -> Iterator[Change]:
         verb = "is made" if key not in old else "is removed" if key not in new else "is changed"
         lines = lines_between(old[key], new[key]) if key in old and key in new else ()
         yield Change(Effect.IN_PLACE, f"{kind} {name} {verb}.", lines)
+
+
+def _everything_around(cluster: Cluster) -> list[Object]:
+    return [*render.surroundings(cluster), render.disruption_budget(cluster)]
 
 
 def _key(obj: Object) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from oars.places.kube.pod import Cluster, revision
 from oars.places.kube.secrets import ensure_secret
 from oars.places.kube.seen import Fresh, Seen
 from oars.places.kube.wire import KubeWire, Reach
-from oars.spec.status import Status
+from oars.spec.status import Phase, Status
 
 FIRST_TO_GO = "-1000"
 
@@ -76,6 +76,7 @@ class KubePlace:
         self._waits: tuple[Cause, ...] = ()
         self._notes = setting.root.notes
         self._watch = setting.watch
+        self._guarded = False
         self._token = ""
         self._marks: dict[object, str] = {}  # of what the description comes to; rendering it in every pass is dear
 
@@ -131,9 +132,12 @@ class KubePlace:
             else:
                 await self._ensure_workers(step.group, len(step.members))
         except ApiError as error:
-            refusal = why.refusal(error.status, error.reason, error.message, error.status_details)
-            self._refusals = (*self._refusals, refusal)
-            log.warning(pairs("refused", cluster=self._cluster.name, group=step.group.name, error=error.message))
+            self._refused(error)
+
+    def _refused(self, error: ApiError) -> None:
+        refusal = why.refusal(error.status, error.reason, error.message, error.status_details)
+        self._refusals = (*self._refusals, refusal)
+        log.warning(pairs("refused", cluster=self._cluster.name, error=error.message))
 
     async def _ensure_head(self) -> None:
         """Everything but the workers; one look at the Deployment tells whether all of it has been asked for."""
@@ -160,6 +164,19 @@ class KubePlace:
             await self._ensure_head()
             return
         await self._ask(head, mark)
+
+    async def _guard(self) -> None:
+        """A head that serves is not to be evicted. Before that it has nothing to lose, and a budget would only stop
+        whoever empties a node; and Kubernetes holds every budget of a namespace against every pod that starts there.
+        Asked for once by whoever looks after the cluster: to ask for what is there changes nothing."""
+        if self._guarded:
+            return
+        try:
+            await self._apply(render.disruption_budget(self._cluster))
+        except ApiError as error:
+            self._refused(error)
+        else:
+            self._guarded = True
 
     async def _ensure_workers(self, group: Group, count: int) -> None:
         name = self._name(group, self._revision(group))
@@ -327,6 +344,8 @@ class KubePlace:
         self._notes = notes
         shown = replace(status, mode=self._setting.mode, namespace=self._cluster.namespace) if status else None
         await self._setting.root.save(notes, shown, causes)
+        if status is not None and status.phase is Phase.READY:
+            await self._guard()
 
     async def close(self) -> None:
         await self._setting.reach.close()

@@ -21,17 +21,16 @@ def manifests(cluster: Cluster) -> list[Object]:
     """Everything but secrets, in an order in which it can be applied."""
     workers = [worker_deployment(cluster, group, group.replicas) for group in cluster.shape.workers]
     namespace = [namespace_object(cluster)] if cluster.spec.namespace.create else []
-    return [*namespace, *surroundings(cluster), head_deployment(cluster), *workers]
+    return [*namespace, *surroundings(cluster), disruption_budget(cluster), head_deployment(cluster), *workers]
 
 
 def surroundings(cluster: Cluster) -> list[Object]:
-    """All that members need to be there, and that is not a member."""
+    """All that members need before they start, and that is not a member."""
     files = config_map(cluster)
     return [
         cluster_object(cluster, "v1", "ServiceAccount", cluster.name, automountServiceAccountToken=False),
         *([files] if files["data"] else []),
         service(cluster),
-        disruption_budget(cluster),
         network_policy(cluster),
         *([ingress(cluster)] if cluster.spec.expose.host else []),
     ]
