@@ -127,12 +127,12 @@ def environment(cluster: Cluster, group: Group) -> list[Object]:
     values = pod_values(cluster.name, cluster.shape, group)
     facts = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()]
     texts = {name: fill(text, values) for name, text in group.process.env.items()}
-    ours = {"HOME": SCRATCH, **_service_variables(cluster), **texts}
+    ours = {"HOME": SCRATCH, **texts}
     # The API server drops an empty value, and kubectl would see a difference at every apply.
     return [*facts, *({"name": name, "value": text} if text else {"name": name} for name, text in ours.items())]
 
 
-def _service_variables(cluster: Cluster) -> dict[str, str]:
+def service_variables(cluster: Cluster) -> dict[str, str]:
     """Those that service links would give, as scripts know them (RAY_HEAD_SERVICE_HOST), with the Service's name."""
     service = names.head(cluster.name)
     found = {}

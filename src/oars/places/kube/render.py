@@ -9,7 +9,7 @@ from typing import Any
 from oars.model import Group, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
-from oars.places.kube.pod import Cluster, file_key, revision, template, used_files
+from oars.places.kube.pod import Cluster, file_key, revision, service_variables, template, used_files
 from oars.places.kube.values import pod_values, secret_files
 from oars.plan.fill import fill
 
@@ -20,8 +20,20 @@ OPERATOR = {"app.kubernetes.io/name": "oars-operator"}
 def manifests(cluster: Cluster) -> list[Object]:
     """Everything but secrets, in an order in which it can be applied."""
     workers = [worker_deployment(cluster, group, group.replicas) for group in cluster.shape.workers]
+    members = [_with_service_variables(cluster, each) for each in (head_deployment(cluster), *workers)]
     namespace = [namespace_object(cluster)] if cluster.spec.namespace.create else []
-    return [*namespace, *surroundings(cluster), disruption_budget(cluster), head_deployment(cluster), *workers]
+    return [*namespace, *surroundings(cluster), disruption_budget(cluster), *members]
+
+
+def _with_service_variables(cluster: Cluster, deployment: Object) -> Object:
+    """For scripts that find the head without Oars. Not where Oars looks after the cluster: Kubernetes keeps account of
+    every variable at every write of a pod, and six of them made 300 clusters a tenth slower."""
+    for container in deployment["spec"]["template"]["spec"]["containers"]:
+        if container["name"] in (Role.HEAD, Role.WORKER):
+            known = {variable["name"] for variable in container["env"]}
+            more = [(name, text) for name, text in service_variables(cluster).items() if name not in known]
+            container["env"] += [{"name": name, "value": text} for name, text in more]
+    return deployment
 
 
 def surroundings(cluster: Cluster) -> list[Object]:
