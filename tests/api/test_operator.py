@@ -48,6 +48,14 @@ def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: St
     assert owners == {(made["metadata"]["uid"], "demo-head"), (made["metadata"]["uid"], "demo-worker")}
 
 
+def test_a_head_that_serves_is_guarded_against_eviction(stage: Stage, proxied: FaultProxy) -> None:
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    stage.until("demo", "has a budget", lambda: "poddisruptionbudgets/demo-head" in stage.left("demo"), 10)
+    made = [write for write in object_writes(proxied) if "poddisruptionbudgets" in write or "deployments" in write]
+    assert made[-1] == "patch poddisruptionbudgets/demo-head", "not before there is something to lose"
+
+
 def test_at_rest_nothing_is_written_and_nothing_read_but_watches(stage: Stage, proxied: FaultProxy) -> None:
     stage.create(resource("demo"))
     stage.await_ready("demo")

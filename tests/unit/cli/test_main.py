@@ -54,6 +54,19 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.err == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["operator", "run", "--lease-duration", "1s"], "--lease-duration: at least 3 s"),
+        (["operator", "run", "--lease-duration", "soon"], "--lease-duration: "),
+        (["ls", "-A", "-n", "team"], "--all-namespaces and --namespace contradict each other"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert oars(*words) == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=" ".join)
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*command, "--help") == 0

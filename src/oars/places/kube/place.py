@@ -76,7 +76,7 @@ class KubePlace:
         self._waits: tuple[Cause, ...] = ()
         self._notes = setting.root.notes
         self._watch = setting.watch
-        self._served = self._guarded = False
+        self._guarded = False
         self._token = ""
         self._marks: dict[object, str] = {}  # of what the description comes to; rendering it in every pass is dear
 
@@ -166,10 +166,9 @@ class KubePlace:
         await self._ask(head, mark)
 
     async def _guard(self) -> None:
-        """A head that has served for a while is not to be evicted. Before that it has nothing to lose, and a budget
-        would only stop whoever empties a node; and Kubernetes holds every budget of a namespace against every pod that
-        starts there, so many clusters that start together would wait for it. Asked for once by whoever looks after the
-        cluster: to ask for what is there changes nothing."""
+        """A head that serves is not to be evicted. Before that it has nothing to lose, and a budget would only stop
+        whoever empties a node; and Kubernetes holds every budget of a namespace against every pod that starts there.
+        Asked for once by whoever looks after the cluster: to ask for what is there changes nothing."""
         if self._guarded:
             return
         try:
@@ -345,10 +344,8 @@ class KubePlace:
         self._notes = notes
         shown = replace(status, mode=self._setting.mode, namespace=self._cluster.namespace) if status else None
         await self._setting.root.save(notes, shown, causes)
-        if status is not None:
-            if status.phase is Phase.READY and self._served:
-                await self._guard()
-            self._served = status.phase is Phase.READY
+        if status is not None and status.phase is Phase.READY:
+            await self._guard()
 
     async def close(self) -> None:
         await self._setting.reach.close()
