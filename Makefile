@@ -77,4 +77,5 @@ docs: setup ## what is made from the program: reference/spec.md, benchmarks.md, 
 	$(BIN)/python deploy/helm/oars/generate.py
 
 clean: ## remove what setup made
+	@[ ! -d .lab ] || OARS_LAB_DIR=$(CURDIR)/.lab $(BIN)/python -m lab down
 	rm -rf .lab .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -19,6 +19,7 @@ MODULE = "github.com/ray-project/kuberay/ray-operator"
 FOLDER = Path(__file__).parent
 PROGRAM = Program("kuberay", 200, package=MODULE, folder=FOLDER)
 RAY_CLUSTER = Kind("ray.io", "v1", "rayclusters", "RayCluster")
+KINDS = {RAY_CLUSTER.kind: RAY_CLUSTER}  # those that our client does not know by itself
 
 
 def program(store: Path, say: Callable[[str], None]) -> Path:
