@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab.kube import Kube
 from lab.wait import until
-from tests.api.stage import Operator, Stage, holder
+from tests.api.stage import LEASE, Operator, Stage, holder
 
 from oars.operator import crd
 from oars.spec.cluster import API_VERSION
@@ -29,12 +29,14 @@ def stage(kube_api: Kube, kwok: Callable[[int], list[str]]) -> Stage:
 
 @pytest.fixture
 def operators(stage: Stage, tmp_path: Path) -> Iterator[Callable[..., Operator]]:
-    """`operators(kubeconfig, identity, leads=True)`: start one; returns when it leads. All are ended afterwards."""
+    """Start one: returns when it leads. All are ended afterwards."""
     started: list[Operator] = []
 
-    def start(kubeconfig: Path | None = None, identity: str = "one", *, leads: bool = True) -> Operator:
+    def start(
+        kubeconfig: Path | None = None, identity: str = "one", *, lease: str = LEASE, leads: bool = True
+    ) -> Operator:
         log = tmp_path / f"operator-{identity}-{len(started)}.log"
-        made = Operator(kubeconfig or stage.kube.kubeconfig, stage.kube.namespace, log, identity)
+        made = Operator(kubeconfig or stage.kube.kubeconfig, stage.kube.namespace, log, identity, lease)
         started.append(made)
         if leads:
             until(f"{identity} leads", lambda: holder(stage.kube).startswith(f"{identity}-"), 40)

@@ -70,6 +70,20 @@ def test_another_image_replaces_all(running: Stage) -> None:
     assert len(running.pods("demo", "worker")) == 3
 
 
+def test_what_the_head_shall_no_longer_have_is_taken_away(stage: Stage, operators: Operators) -> None:
+    operators()
+    stage.create(resource("demo", head={**resource("demo")["spec"]["head"], "env": {"COLOUR": "blue"}}))
+    stage.await_ready("demo")
+
+    def variables() -> set[str]:
+        pods = stage.pods("demo", "head")
+        return {each["name"] for pod in pods for each in pod["spec"]["containers"][0].get("env", ())}
+
+    assert "COLOUR" in variables()
+    stage.edit("demo", {"head": {"env": None}})
+    stage.until("demo", "has lost the variable", lambda: stage.pods("demo", "head") and "COLOUR" not in variables())
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

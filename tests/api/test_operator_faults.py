@@ -10,7 +10,7 @@ import pytest
 from lab.faultproxy import FaultProxy
 from lab.faults import Answer, Drop, EndWatch, Pass, Rule, die_after
 from lab.wait import until
-from tests.api.stage import Operator, Stage, group, holder, resource
+from tests.api.stage import SHORT_LEASE, Operator, Stage, group, holder, resource
 
 from oars.kube import config
 from oars.kube.client import Client
@@ -53,7 +53,7 @@ def test_killed_at_a_write_and_started_again(
 ) -> None:
     """The fault matrix does this at every single write; here at a few."""
     proxy = fault_proxy()
-    first = operators(proxy.kubeconfig, "first")
+    first = operators(proxy.kubeconfig, "first", lease=SHORT_LEASE)
     proxy.script.rules = [*proxy.script.rules, die_after(write)]
     stage.create(resource("demo"))
     until("it died", lambda: proxy.dead, 60)
@@ -66,7 +66,7 @@ def test_killed_at_a_write_and_started_again(
 
 
 def test_killed_while_scaling_down_the_same_ones_go(stage: Stage, operators: Operators) -> None:
-    first = operators(identity="first")
+    first = operators(identity="first", lease=SHORT_LEASE)
     stage.create(resource("demo", group(replicas=6)))
     stage.await_ready("demo")
     before = stage.workers("demo")
@@ -87,8 +87,8 @@ def _retiring(stage: Stage) -> dict[str, object]:
 
 
 def test_of_two_replicas_the_other_takes_over(stage: Stage, operators: Operators) -> None:
-    leader = operators(identity="leader")
-    spare = operators(identity="spare", leads=False)
+    leader = operators(identity="leader", lease=SHORT_LEASE)
+    spare = operators(identity="spare", lease=SHORT_LEASE, leads=False)
     stage.create(resource("demo"))
     stage.await_ready("demo")
     assert not spare.says("apply")

@@ -55,8 +55,8 @@ spec:
 """
 
 
-def render(kube: Kube, engine: str, image: str, *more: str) -> str:
-    words = [OARS, "render", engine.partition("-")[0], "--engine", engine.partition("-")[0], "--workers", "3",
+def render(kube: Kube, engine: str, image: str, workers: int, *more: str) -> str:
+    words = [OARS, "render", engine.partition("-")[0], "--engine", engine.partition("-")[0], "--workers", str(workers),
              "--image", kube.image(image), "--cpu", "0.3", "--memory", "1Gi", "--namespace", kube.namespace,
              "--set", "head.cpu=0.3", "--set", "head.memory=2Gi", "--set", "head.burst=true",
              "--set", "workers[0].burst=true", "--secrets", "inline", *more]  # fmt: skip
@@ -101,7 +101,7 @@ def nothing_left(kube: Kube) -> bool:
 def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
     """Command by command, as it stands in the document."""
     file = tmp_path / "ray-cluster.yaml"
-    file.write_text(render(kube, "ray", "ray"))
+    file.write_text(render(kube, "ray", "ray", 3))
     kube.kubectl("apply", "-f", str(file))
     until(one_of_each(kube, 3), 180)
     assert [name.startswith("ray-head-") for name in pods(kube, "head")] == [True]
@@ -144,8 +144,7 @@ def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
     job["spec"]["template"]["spec"]["containers"][0]["command"][2] = outside
     created = kube.kubectl("create", "-f", "-", "-o", "name", text=yaml.safe_dump(job)).strip()
     until(lambda: kube.kubectl("get", created, "-o", "jsonpath={.status.succeeded}") == "1", 180)
-    # Of all its pods: under load Ray's client server may need a second try, and a Job gives it one.
-    assert "Success!" in kube.kubectl("logs", "-l", f"job-name={created.partition('/')[2]}", "--tail=-1")
+    assert "Success!" in kube.kubectl("logs", created)
     kube.kubectl("delete", created)
 
     kube.kubectl("delete", "-f", str(file), seconds=120)
@@ -164,23 +163,23 @@ def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
 def test_it_lives_without_oars(kube: Kube, tmp_path: Path, engine: str, image: str, program: str) -> None:
     more = ("--set", "mars.distribution=pymars") if image == "mars-pymars" else ()
     file = tmp_path / "cluster.yaml"
-    file.write_text(render(kube, engine, image, *more))
+    file.write_text(render(kube, engine, image, 2, *more))
     kube.kubectl("apply", "-f", str(file))
-    until(one_of_each(kube, 3), 180)
+    until(one_of_each(kube, 2), 180)
     program = program or MARS.replace("PACKAGE", "mars" if more else "xorbits._mars")
     until(lambda: "result" in run_in_head(kube, program), 120)
     old = head(kube)
     kube.kubectl("delete", "pod", old, "--grace-period=0", "--force", seconds=60)
-    until(lambda: one_of_each(kube, 3, {old})() and "result" in run_in_head(kube, program), 120)
+    until(lambda: one_of_each(kube, 2, {old})() and "result" in run_in_head(kube, program), 120)
     kube.kubectl("delete", "-f", str(file), seconds=120)
     until(lambda: nothing_left(kube), 90)
 
 
-# Waits for all three workers: after the head's loss they are started again one by one.
+# Waits for both workers: after the head's loss they are started again one by one.
 MARS = """
 import os, json, urllib.request
 nodes = json.load(urllib.request.urlopen("http://127.0.0.1:7104/api/cluster/nodes?role=1"))["nodes"]
-if len(nodes) == 3:
+if len(nodes) == 2:
     import PACKAGE.tensor as mt, PACKAGE as package
     package.new_session("http://127.0.0.1:7104", default=True)
     a = mt.ones((4, 3))

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from oars.kube.client import Client
 from oars.kube.informer import Informer
 from oars.kube.kinds import COMPUTE_CLUSTER, DEPLOYMENT, POD, Kind, Object
-from oars.places.kube import names
+from oars.places.kube import names, observe
 from oars.places.kube.seen import trimmed_deployment, trimmed_pod
 
 Key = tuple[str, str]  # namespace, cluster
 Wake = Callable[[Key, float], None]
 
 TOGETHER = 0.1  # seconds; pods of a cluster change together, and one pass serves all their changes
+LATER = 1.0  # the same for what only an explanation might be made of
 
 
 class Index:
@@ -53,17 +54,23 @@ class Watches:
         for namespace in namespaces or (None,):
             self.informers += [
                 Informer(client, COMPUTE_CLUSTER, namespace, changed=self._on_cluster),
-                self._labelled(client, POD, namespace, self._pods, trimmed_pod),
-                self._labelled(client, DEPLOYMENT, namespace, self._deployments, trimmed_deployment),
+                self._labelled(client, POD, namespace, self._pods, trimmed_pod, _is_another_member),
+                self._labelled(client, DEPLOYMENT, namespace, self._deployments, trimmed_deployment, _is_edited),
             ]
 
     def _labelled(
-        self, client: Client, kind: Kind, namespace: str | None, index: Index, keep: Callable[[Object], Object]
+        self,
+        client: Client,
+        kind: Kind,
+        namespace: str | None,
+        index: Index,
+        keep: Callable[[Object], Object],
+        matters: Callable[[Object, Object | None], bool],
     ) -> Informer:
         def changed(_: Key, old: Object | None, new: Object | None) -> None:
             key = index.change(old, new)
             if key is not None and key in self.clusters:
-                self._wake(key, TOGETHER)
+                self._wake(key, TOGETHER if old is not None and matters(old, new) else LATER)
 
         return Informer(client, kind, namespace, labels=names.CLUSTER, keep=keep, changed=changed)
 
@@ -94,6 +101,15 @@ class Seen:
 
     def deployments(self) -> list[Object]:
         return self._deployments.of(self._key)
+
+
+def _is_another_member(old: Object, new: Object | None) -> bool:
+    return observe.members([old], {}) != observe.members([new] if new else [], {})
+
+
+def _is_edited(old: Object, new: Object | None) -> bool:
+    """Not by us: what we ask for is known already. What it does with its pods is seen by them."""
+    return new is None or bool(old["metadata"]["generation"] != new["metadata"]["generation"])
 
 
 def _asked(resource: Object) -> tuple[object, ...]:

@@ -370,6 +370,18 @@ class TestExecutor:
             mars.workers = {"c": Worker(1.0, 0.0)}
             assert future.result(5) == 1
 
+    def test_a_page_that_fails_once_fails_no_call(self, mars: FakeMars) -> None:
+        stumbles = [OSError("not JSON")] * 2
+
+        def workers() -> Mapping[str, Worker]:
+            if stumbles:
+                raise stumbles.pop()
+            return mars.workers
+
+        with MarsExecutor(replace(mars.desk(), workers=workers)) as ex:
+            assert ex.submit(abs, -1).result(5) == 1
+        assert not stumbles
+
     def test_a_call_does_not_wait_for_ever(self, mars: FakeMars, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(executor, "WORKER_SECONDS", 0.3)
         mars.workers = {}

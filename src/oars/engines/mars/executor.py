@@ -178,7 +178,11 @@ class MarsExecutor(Executor):
         while (name := self._least_loaded()) is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no worker within {WORKER_SECONDS:.0f} s")
-            self._ask_for_workers(desk)
+            try:
+                self._ask_for_workers(desk)
+            except OSError:  # Mars may stumble over a worker that has just died; nothing has been sent yet
+                if not desk.alive():
+                    raise
             time.sleep(0 if self._workers else 0.2)
         try:
             yield name

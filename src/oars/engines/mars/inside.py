@@ -357,6 +357,21 @@ def keep_queues_clean() -> None:
     queueing.oars_rescue = oars_rescue
 
 
-for mend in (forgive_the_dead, know_the_bands, keep_queues_clean):
+def heed_nodes_alone() -> None:
+    """Mars takes a status that somebody else sets for a sign of life: a dead worker would seem to be back with it."""
+    collector = mars("services.cluster.supervisor.node_info").NodeInfoCollectorActor
+    plain = collector.update_node_info
+
+    async def update_node_info(self: Any, address: str, role: Any, *told: Any, status: Any = None, **news: Any) -> None:
+        known = self._node_infos.get(address)
+        spoke = known.update_time if known is not None and not told and not news else None
+        await plain(self, address, role, *told, status=status, **news)
+        if spoke is not None:
+            self._node_infos[address].update_time = spoke
+
+    collector.update_node_info = update_node_info
+
+
+for mend in (forgive_the_dead, know_the_bands, keep_queues_clean, heed_nodes_alone):
     mend()
 web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/leave": Leave}

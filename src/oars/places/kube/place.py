@@ -44,6 +44,10 @@ class Root(Protocol):
     @property
     def notes(self) -> Notes: ...
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the cluster was last told to be ready."""
+
     async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
         """Writes only what changed."""
 
@@ -76,7 +80,7 @@ class KubePlace:
         self._waits: tuple[Cause, ...] = ()
         self._notes = setting.root.notes
         self._watch = setting.watch
-        self._guarded = False
+        self._guarded = setting.root.was_ready
         self._token = ""
         self._marks: dict[object, str] = {}  # of what the description comes to; rendering it in every pass is dear
 
@@ -163,12 +167,13 @@ class KubePlace:
             self._watch = None
             await self._ensure_head()
             return
+        self._guarded = False
         await self._ask(head, mark)
 
     async def _guard(self) -> None:
         """A head that serves is not to be evicted. Before that it has nothing to lose, and a budget would only stop
         whoever empties a node; and Kubernetes holds every budget of a namespace against every pod that starts there.
-        Asked for once by whoever looks after the cluster: to ask for what is there changes nothing."""
+        Asked for before the cluster is told to be ready, so that whoever takes over a ready one need not ask again."""
         if self._guarded:
             return
         try:
@@ -343,9 +348,9 @@ class KubePlace:
     async def record(self, notes: Notes, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
         self._notes = notes
         shown = replace(status, mode=self._setting.mode, namespace=self._cluster.namespace) if status else None
-        await self._setting.root.save(notes, shown, causes)
         if status is not None and status.phase is Phase.READY:
             await self._guard()
+        await self._setting.root.save(notes, shown, causes)
 
     async def close(self) -> None:
         await self._setting.reach.close()

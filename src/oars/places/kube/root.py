@@ -72,6 +72,10 @@ class ConfigMapRoot:
     def report(self) -> Report | None:
         return self._report
 
+    @property
+    def was_ready(self) -> bool:
+        return self._report is not None and self._report.status.phase is Phase.READY
+
     async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
         data = {}
         if record.dump_notes(notes) != record.dump_notes(self.notes):
@@ -96,6 +100,10 @@ class ClusterRoot:
         self._status: Object = dict(resource.get("status") or {})
         self.owner = reference(COMPUTE_CLUSTER, resource)
         self.notes: Notes = record.load_notes(self._status.get("notes"))
+
+    @property
+    def was_ready(self) -> bool:
+        return bool(self._status.get("phase") == Phase.READY.value)
 
     async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
         """A change that only counts workers may wait: a cluster of a thousand would be written a thousand times."""

@@ -15,6 +15,7 @@ from oars.places.kube.why_facts import (
     cluster_of,
     condition,
     group,
+    is_leaving,
     name,
     replicas,
     role,
@@ -41,11 +42,17 @@ def _finding(owner: Object, message: str, namespace: str, snapshot: Snapshot) ->
     said = _said(message, namespace, snapshot)
     text = f"cannot be created: {said.words}"
     wanted = replicas(owner)
-    missing = wanted - owner.get("status", {}).get("replicas", 0)
+    missing = wanted - _there(owner, snapshot)
     subject = "The head" if role(owner) == HEAD else f"Worker pods of group {group(owner)} ({missing} of {wanted})"
     return Finding(
         Grade.REFUSED, said.reason, text, said.todo, role=role(owner), group=group(owner), subject=subject
     )  # fmt: skip
+
+
+def _there(owner: Object, snapshot: Snapshot) -> int:
+    """The pods themselves are counted: the owner's own count comes later."""
+    same = (role(owner), group(owner))
+    return len([pod for pod in snapshot.pods if (role(pod), group(pod)) == same and not is_leaving(pod)])
 
 
 def _jobs(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
