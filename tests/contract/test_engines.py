@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 
 class TestRay(EngineContract):
-    spec: ClassVar[dict[str, Any]] = {"engine": "ray"}
+    spec: ClassVar[dict[str, Any]] = {"engine": "ray", "ray": {"dashboard": False}}
     lost = "GCS may have been killed"  # Ray's own words, with which it ends a driver that has lost its head
     work = """
 import ray

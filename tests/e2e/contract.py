@@ -29,6 +29,7 @@ class KubeContract:
     engine: ClassVar[type]  # a class of tests/contract/test_engines.py, for its spec and programs
     image: ClassVar[str]
     mode: ClassVar[str]
+    more: ClassVar[dict[str, Any]] = {}  # besides the contract's own spec
     lost: ClassVar[str] = "failed:"
     back_seconds: ClassVar[float] = 60.0  # three times what is promised: the machine may be busy with other tests
 
@@ -44,6 +45,7 @@ class KubeContract:
         where = Where("kubernetes", namespace=home.namespace, kubeconfig=str(home.kubeconfig), mode=cls.mode)
         data: dict[str, Any] = {
             **cls.engine.spec,  # type: ignore[attr-defined]
+            **cls.more,
             "image": home.image(cls.image),
             "head": {**SMALL, "memory": "2Gi"},
             "workers": [{"replicas": 1, "memory": "1Gi", **SMALL}],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import pytest
 
 from tests.contract import test_engines as engines
@@ -32,6 +34,7 @@ class TestDaskDirect(Dask):
 
 class TestRayDirect(Ray):
     mode = "direct"
+    more: ClassVar[dict[str, Any]] = {"ray": {"dashboard": True}}  # the other has none, and other probes
 
 
 class TestXorbitsDirect(Xorbits):
