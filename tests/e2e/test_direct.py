@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 from lab.kube import Kube
@@ -23,13 +24,14 @@ from tests.e2e.contract import SMALL, TIMEOUT, until
 pytestmark = [pytest.mark.timeout(300)]
 
 
-def small(home: Kube) -> Cluster:
+def small(home: Kube, **more: Any) -> Cluster:
     where = Where("kubernetes", namespace=home.namespace, kubeconfig=str(home.kubeconfig), mode="direct")
     spec = {
         "engine": "dask",
         "image": home.image("dask"),
         "head": {**SMALL, "memory": "1Gi"},
         "workers": [{"replicas": 1, "memory": "512Mi", **SMALL}],
+        **more,
     }
     return Cluster(build(spec).spec, name="demo", where=where, timeout=TIMEOUT)
 
@@ -62,7 +64,7 @@ input()
 
 def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no address of the cluster can be dialled: every port is forwarded, and follows the head."""
-    monkeypatch.setattr(ways, "_hosts", lambda service: [])
+    monkeypatch.setattr(ways, "doors", lambda *_: [])
     with small(kube) as cluster:
         assert "127.0.0.1" in cluster.address
         assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))
@@ -74,10 +76,12 @@ def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatc
     assert not ours(kube)
 
 
-def test_pods_outlive_a_restart_of_containerd(
+def test_through_a_port_of_the_node_pods_outlive_a_restart_of_containerd(
     kube: Kube, outage: Callable[[str], AbstractContextManager[None]]
 ) -> None:
-    with small(kube) as cluster:
+    with small(kube, expose={"type": "NodePort"}) as cluster:
+        opened = {port["nodePort"] for port in kube.api.get(kube.path("services/demo-head"))["spec"]["ports"]}
+        assert int(cluster.address.rpartition(":")[2]) in opened
         before = {pod["metadata"]["uid"] for pod in kube.pods("oars.dev/cluster=demo")}
         with outage("containerd"):
             pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,26 +35,12 @@ def _cluster(directory: ClusterDir) -> Finding | None:
         return Finding("fail", check, f"Its record cannot be read: {error}.", f"Remove {directory.path}.")
     if intent.boot != boot_id():
         return Finding("warn", check, "It ended when the machine was restarted.", f"`oars down {name}` forgets it.")
-    if not _has_keeper(directory):
+    if not directory.has_keeper:
         todo = f"`oars status {name}` starts a new one that takes over."
         return Finding("warn", check, "Its keeper is gone; nobody replaces workers that die.", todo)
     if report is not None and report.status.phase in (Phase.FAILED, Phase.DEGRADED):
         return Finding("warn", check, f"It is {report.status.phase}.", f"`oars why {name}` says more.")
     return None
-
-
-def _has_keeper(directory: ClusterDir) -> bool:
-    try:
-        descriptor = os.open(directory.keeper_lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _half_made(mine: Kept) -> Iterator[Finding]:

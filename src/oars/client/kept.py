@@ -7,7 +7,6 @@ is replaced by whoever comes next.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import secrets
@@ -120,7 +119,7 @@ class Kept:
         pid = self._keepers.get(directory.path)
         if pid is not None and not _has_ended(pid):
             return
-        if directory.exists and _is_unlocked(directory.keeper_lock):
+        if directory.exists and not directory.has_keeper:
             self._start_keeper(directory)
 
     # find
@@ -275,21 +274,6 @@ def _rebooted(intent: Intent) -> Report:
     hint = f"`oars down {intent.name}` forgets it; `oars up {intent.name} …` starts it anew."
     message = f"The machine was restarted and the cluster ended with it. {hint}"
     return Report(Status(status.name, status.engine, status.place, Phase.STOPPED, "Rebooted", message))
-
-
-def _is_unlocked(path: Path) -> bool:
-    """Is there no keeper?"""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        return False  # the whole directory is gone
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def _peer(line: socket.socket) -> int:

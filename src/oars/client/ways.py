@@ -1,12 +1,12 @@
-"""The ways from here to what a cluster's head serves: its Service if it can be dialled, else a forward for each port
-that finds the head again wherever it goes."""
+"""The ways from here to what a cluster's head serves: its Service if that can be dialled, from a balancer, a node or
+inside, else a forward for each port that finds the head again wherever it goes."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from oars.base.errors import OarsError
@@ -23,6 +23,8 @@ from oars.plan.fill import fill_mapping
 
 DIAL_SECONDS = 1.0
 
+Door = tuple[str, dict[str, int]]  # a host, and its port for each of ours by name
+
 
 class Ways:
     """To one cluster."""
@@ -38,9 +40,9 @@ class Ways:
     async def open(self) -> None:
         await self._fetch_secrets()
         served = [port for port in self.cluster.shape.head.process.ports if port.served]
-        host = await self._dialled(served)
-        if host:
-            self._host, self._ports = host, {port.name: port.default for port in served}
+        door = await self._dialled(served)
+        if door:
+            self._host, self._ports = door
             return
         self._host = "127.0.0.1"
         for port in served:
@@ -61,30 +63,36 @@ class Ways:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(found[name])
 
-    async def _dialled(self, served: list[Port]) -> str:
+    async def _dialled(self, served: list[Port]) -> Door | None:
         """The Service's address, if packets get there from here."""
         service = await self._client.get(SERVICE, names.head(self.cluster.name), self.cluster.namespace)
-        for host in _hosts(service):
+        head = await self._head() if service["spec"]["type"] == "NodePort" else None
+        node = str(head["status"].get("hostIP", "")) if head else ""
+        for host, ports in doors(service, served, node):
             try:
                 async with asyncio.timeout(DIAL_SECONDS):
-                    _, writer = await asyncio.open_connection(host, served[0].default)
+                    _, writer = await asyncio.open_connection(host, ports[served[0].name])
                 writer.close()
-                return host
+                return host, ports
             except (OSError, TimeoutError):
                 continue
-        return ""
+        return None
 
     def _chooser(self, port: int) -> Callable[[], Awaitable[tuple[str, str, int]]]:
         async def choose() -> tuple[str, str, int]:
-            labels = {names.CLUSTER: self.cluster.name, names.ROLE: "head"}
-            pods = (await self._client.list(POD, self.cluster.namespace, labels=names.selector(labels))).items
-            staying = [pod for pod in pods if observe.is_staying(pod) and observe.phase(pod) == "Running"]
-            if not staying:
+            head = await self._head()
+            if head is None:
                 raise OSError("the head is not there")
-            newest = max(staying, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-            return self.cluster.namespace, newest["metadata"]["name"], port
+            return self.cluster.namespace, head["metadata"]["name"], port
 
         return choose
+
+    async def _head(self) -> Object | None:
+        """The head's pod, if it runs."""
+        labels = {names.CLUSTER: self.cluster.name, names.ROLE: "head"}
+        pods = (await self._client.list(POD, self.cluster.namespace, labels=names.selector(labels))).items
+        staying = [pod for pod in pods if observe.is_staying(pod) and observe.phase(pod) == "Running"]
+        return max(staying, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
 
     def access(self) -> Access:
         cluster, shape = self.cluster, self.cluster.shape
@@ -102,9 +110,13 @@ class Ways:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def _hosts(service: Object) -> list[str]:
-    """Addresses under which its ports are the usual ones."""
+def doors(service: Object, served: Sequence[Port], node: str) -> list[Door]:
+    """Where the Service may answer, the widest open first. `node`: any node's address, if it opens ports there."""
+    usual = {port.name: port.default for port in served}
     ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
-    balanced = [str(entry.get("ip") or entry.get("hostname")) for entry in ingress]
+    found: list[Door] = [(str(entry.get("ip") or entry.get("hostname")), usual) for entry in ingress]
+    opened = {entry["port"]: entry.get("nodePort") for entry in service["spec"]["ports"]}
+    if node and all(opened.get(port.default) for port in served):
+        found.append((node, {port.name: opened[port.default] for port in served}))
     own = service["spec"].get("clusterIP", "")
-    return [*balanced, *([own] if own and own != "None" else [])]
+    return [*found, *([(own, usual)] if own and own != "None" else [])]

@@ -3,6 +3,7 @@ clients write what shall be (cluster.json), the keeper makes it so and writes wh
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -58,6 +59,21 @@ class ClusterDir:
     @property
     def exists(self) -> bool:
         return self.intent_file.exists()
+
+    @property
+    def has_keeper(self) -> bool:
+        """A keeper holds its lock for as long as it lives."""
+        try:
+            descriptor = os.open(self.keeper_lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def read_intent(self) -> Intent:
         try:
