@@ -26,6 +26,15 @@ sys.path.insert(0, str(TOY))
 CACHE = os.environ.get("OARS_CACHE_DIR") or str(Path.home() / ".cache/oars")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A run of all tests while one works shall take less than 20 minutes on two cores; CI has the time."""
+    if os.environ.get("CI") or os.environ.get("OARS_TEST_ALL"):
+        return
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.skip(reason="long; CI runs it, and OARS_TEST_ALL=1"))
+
+
 @pytest.fixture(autouse=True)
 def own_state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A state directory of the test's own, and afterwards no process, shared memory or temporary file of its making.

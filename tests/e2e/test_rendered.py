@@ -155,7 +155,7 @@ def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
     ("engine", "image", "program"),
     [
         ("dask", "dask", engines.TestDask.work),
-        ("mars", "mars-xorbits", ""),
+        pytest.param("mars", "mars-xorbits", "", marks=pytest.mark.long),
         ("mars", "mars-pymars", ""),
     ],
     ids=["dask", "mars-xorbits", "mars-pymars"],

@@ -64,9 +64,10 @@ def left_behind(lab: Lab, lived: list[Process]) -> list[str]:
     return found + [f"process {one.pid}" for one in lived if one.alive]
 
 
-def test_ten_times_up_and_down_leave_nothing(own_lab: Lab) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_up_and_down_leave_nothing(own_lab: Lab, times: int) -> None:
     rules = run(["nft", "list", "ruleset"])
-    for number in range(10):
+    for number in range(times):
         # With the real node every third time: it takes twice as long, and both ways must be clean.
         own_lab.up(with_node=number % 3 == 0)
         lived = inhabitants(own_lab)

@@ -260,7 +260,6 @@ def test_a_missing_script(own_state: Path) -> None:
     assert not own_state.exists()
 
 
-@pytest.mark.slow
 def test_a_package_that_does_not_exist(own_state: Path, tmp_path: Path) -> None:
     package = "oars-has-no-such-package"
     done = oars("up", "demo", "--engine", "dask", "--package", package, code=1, OARS_CACHE_DIR=str(tmp_path / "cache"))
@@ -408,7 +407,6 @@ def test_an_interactive_shell(demo: str) -> None:
 # a real engine
 
 
-@pytest.mark.slow
 def test_a_dask_script_in_its_own_words(tmp_path: Path) -> None:
     """The workers find the modules beside the script, though we stand elsewhere."""
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
@@ -422,7 +420,6 @@ def test_a_dask_script_in_its_own_words(tmp_path: Path) -> None:
     assert done.stdout == "90\n"
 
 
-@pytest.mark.slow
 def test_a_dask_shell() -> None:
     oars("up", "demo", "--engine", "dask", "--workers", "1", "-q")
     try:

@@ -51,7 +51,7 @@ def test_notebook() -> None:
     assert outcome(sys.executable, str(EXAMPLES / "notebook/main.py")).splitlines()[-1] == "sum 328350 workers 1"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_demo() -> None:
     header, *rows = outcome(sys.executable, str(EXAMPLES / "demo/demo.py"), seconds=880).splitlines()

@@ -265,6 +265,7 @@ class TestKeeper:
 
 
 class TestManyAtOnce:
+    @pytest.mark.long
     def test_thirty_clusters_six_at_a_time(self, own_state: Path) -> None:
         ports: list[set[int]] = []
         lock = threading.Lock()

@@ -63,6 +63,7 @@ def shared_memory(pid: int) -> list[Path]:
 
 
 class TestDrain:
+    @pytest.mark.long
     def test_everything_is_still_there_and_can_be_worked_with(self) -> None:
         """Tensors, frames and objects on every worker; while other work goes on, none of which may fail."""
         source = (
@@ -306,6 +307,7 @@ for node in json.load(urllib.request.urlopen(page))["nodes"].values():
             assert len(session(members(cluster)["big-0"])) == len(session(members(cluster)["worker-0"]))
             assert "sum 4.0" in run_driver(cluster, CONNECT + "print('sum', run(mt.ones((2, 2)).sum()))")
 
+    @pytest.mark.long
     def test_work_of_two_sessions_does_not_starve(self) -> None:
         """Mars forgets work that found all slots taken by another session, unless it is made to look again."""
         source = CONNECT + (
