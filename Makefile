@@ -56,11 +56,12 @@ e2e: lab-build envs ## real pods of every engine, in every mode
 	$(BIN)/python -m pytest -p lab.fixtures tests/e2e
 
 # Three lines of tests side by side, for each waits a lot; two of them on a Kubernetes of their own, as the tests of the
-# API take theirs away now and then. Their words are kept for the end, where they can be read in one piece.
+# API take theirs away now and then. What those two say, checks and unit tests before them, is kept for the end, where it
+# can be read in one piece.
 test: setup ## set up and run every test
-	@$(MAKE) --no-print-directory -j2 --output-sync=target lab-and-api e2e > .lab-test.log 2>&1 & lab=$$!; \
-	$(MAKE) --no-print-directory check unit contract live; local=$$?; \
-	echo "waiting for the tests on Kubernetes (.lab-test.log)"; \
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check unit lab-and-api e2e > .lab-test.log 2>&1 & lab=$$!; \
+	$(MAKE) --no-print-directory contract live; local=$$?; \
+	echo "waiting for checks, unit tests and the tests on Kubernetes (.lab-test.log)"; \
 	wait $$lab; lab=$$?; cat .lab-test.log; \
 	[ $$local -eq 0 ] && [ $$lab -eq 0 ]
 
