@@ -119,7 +119,7 @@ class Kept:
         pid = self._keepers.get(directory.path)
         if pid is not None and not _has_ended(pid):
             return
-        if directory.exists and not directory.has_keeper:
+        if not directory.has_keeper and directory.exists:  # in this order: it may be removed meanwhile
             self._start_keeper(directory)
 
     # find

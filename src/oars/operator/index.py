@@ -108,7 +108,7 @@ def _is_another_member(old: Object, new: Object | None) -> bool:
 
 
 def _is_edited(old: Object, new: Object | None) -> bool:
-    """Not by us: what we ask for is known already. What it does with its pods is seen by them."""
+    """What it shall be has changed, whoever changed it. What it does about it is seen by its pods."""
     return new is None or bool(old["metadata"]["generation"] != new["metadata"]["generation"])
 
 

@@ -65,7 +65,7 @@ class ClusterDir:
         """A keeper holds its lock for as long as it lives."""
         try:
             descriptor = os.open(self.keeper_lock, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except OSError:
             return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
