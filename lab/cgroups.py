@@ -26,7 +26,7 @@ def found(name: str) -> list[Path]:
 
 def remove(name: str) -> None:
     """Remove it and all below, once the last process in it is gone."""
-    until(f"cgroup {name} is empty and removed", lambda: _removed(name), 20)
+    until(f"cgroup {name} is empty and removed", lambda: _removed(name), 90)
 
 
 def _removed(name: str) -> bool:

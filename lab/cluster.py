@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from string import Template
 
-from lab import cache, cgroups, components, health, needs, network, node, pki, process
+from lab import cache, cgroups, components, files, health, needs, network, node, pki, process
 from lab.api import Api, connect, kubeconfig
 from lab.build import complete, programs
-from lab.components import CONTROL_PLANE, NODE, Site
-from lab.errors import LabError
+from lab.components import CONTROL_PLANE, FOLLOWERS, NODE, SERVERS, Site
+from lab.errors import Ended, LabError
 from lab.network import Network
 from lab.process import Process
 from lab.settings import Settings
@@ -20,6 +20,8 @@ from lab.wait import until
 
 # What says that a directory is a lab's.
 MARK = "oars-lab"
+# What says that no person started what runs in it, but tests did.
+STARTED_BY_TESTS = "started-by-tests"
 CONFIG = Path(__file__).parent / "config"
 # kubeconfigs of the components, by the user each of them is
 USERS = {
@@ -98,37 +100,47 @@ class Lab:
             self._up_control_plane(site)
             if with_node:
                 self._up_node(site)
-            if (self.dir / "pids/kwok").exists():
-                # Somebody asked for it before: it belongs to this cluster.
-                self._start(site, "kwok")
-                self._ready("kwok")
 
     def _up_control_plane(self, site: Site) -> None:
         # An apiserver that comes first backs off from etcd for up to 25 s; the others end
         # themselves if they come before their roles do. So each waits for the one before.
-        for name in ("etcd", "kube-apiserver"):
+        for name in SERVERS:
             self._start(site, name)
-            self._ready(name)
-        for name in CONTROL_PLANE:
+            self._ready(site, name)
+        self._follow(site, *CONTROL_PLANE)
+
+    def _follow(self, site: Site, *wanted: str) -> None:
+        """Have those run that are wanted or ran in this cluster before, and none that is older than its servers."""
+        servers = [server for server in map(self.component, SERVERS) if server]
+        chosen = [name for name in FOLLOWERS if name in wanted or (self.dir / "pids" / name).exists()]
+        for name in chosen:
+            running = self.component(name)
+            if running and any(running.older_than(server) for server in servers):
+                running.kill()
             self._start(site, name)
-        for name in CONTROL_PLANE:
-            self._ready(name)
+        for name in chosen:
+            self._ready(site, name)
 
     def _up_node(self, site: Site) -> None:
-        self._ready("containerd")
+        self._ready(site, "containerd")
         node.furnish(site)
         for name in NODE:
             self._start(site, name)
         node.publish_dns(self.api, site.network)
         for name in NODE:
-            self._ready(name)
+            self._ready(site, name)
         node.await_ready(self.api, site.network)
 
     def start(self, name: str) -> None:
-        """Bring back one component, and wait until it is well."""
+        """Bring back one component, and wait until it and those that follow it are well."""
         with self.locked():
-            self._start(self._site(), name)
-            self._ready(name)
+            site = self._site()
+            self._start(site, name)
+            self._ready(site, name)
+            if name in SERVERS and all(map(self.component, SERVERS)):
+                for server in SERVERS:
+                    self._ready(site, server)
+                self._follow(site)
 
     def _site(self) -> Site:
         """The cage, the addresses, the trust and the files: made, or as they are."""
@@ -149,7 +161,7 @@ class Lab:
         with cache.lock(self.settings.cache / "locks" / "network"):
             addresses = network.choose(self.settings.id)
             network.join(addresses, init.pid)
-        (self.dir / "network.json").write_text(json.dumps(vars(addresses)))
+        files.write_whole(self.dir / "network.json", json.dumps(vars(addresses)))
         return addresses
 
     def _write_files(self, site: Site) -> None:
@@ -171,12 +183,21 @@ class Lab:
         log = self.settings.logs / f"{name}.log"
         process.caged(["enter", str(init.pid), log, *components.command(name, site)], self.dir / "pids" / name)
 
-    def _ready(self, name: str) -> None:
-        """Wait until a component says it is well; a dead one is not waited for."""
+    def _ready(self, site: Site, name: str) -> None:
+        """Wait until a component says it is well. One that ends is started once more: it may be what an `up` that was
+        killed left, which ends a moment after we saw it."""
+        try:
+            self._await_well(name)
+        except Ended:
+            self._start(site, name)
+            self._await_well(name)
+
+    def _await_well(self, name: str) -> None:
+        """A dead one is not waited for."""
 
         def well() -> bool:
             if not self.component(name):
-                raise LabError(f"{name} ended: {self.tail(name)}")
+                raise Ended(f"{name} ended: {self.tail(name)}")
             return self.healthy(name)
 
         until(f"{name} is ready", well, 120)
@@ -205,6 +226,8 @@ class Lab:
             self._clear_cage()
             for folder in ("etcd", "kubelet", "varlog", "pids"):
                 shutil.rmtree(self.dir / folder, ignore_errors=True)
+            # What comes next may be a person's.
+            (self.dir / STARTED_BY_TESTS).unlink(missing_ok=True)
 
     def reset(self) -> None:
         """`down`, and delete the lab's files too; the cache of built things stays."""

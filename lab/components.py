@@ -10,6 +10,11 @@ from lab.pki import Pki
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet", "kube-proxy", "coredns")
 ALL = (*CONTROL_PLANE, *NODE, "kwok")
+# Who begins anew when one of the first two does. Elsewhere they lose their leases with the API server, end and are
+# started again. Here nobody competes for a lease, and left alone they would ask again after a pause that grows to a
+# minute: the cluster would stand, and do nothing.
+SERVERS = CONTROL_PLANE[:2]
+FOLLOWERS = (*CONTROL_PLANE[2:], "kwok")
 
 PAUSE = "oars.lab/pause:1"
 ETCD = "http://127.0.0.1:2379"
@@ -119,7 +124,7 @@ def _controller_manager(site: Site) -> list[str]:
         # The client's own brake (20 a second) would make 500 pods take half a minute.
         "--kube-api-qps=300",
         "--kube-api-burst=600",
-        "--node-monitor-grace-period=20s",
+        "--node-monitor-grace-period=60s",
     ]
 
 

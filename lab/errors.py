@@ -2,6 +2,7 @@
 
 LabError
 ├── Unavailable   this machine cannot run the lab at all: tests skip (or fail, with CI set)
+├── Ended         a component is no more
 └── Timeout       something was started and did not become ready before its deadline
 """
 
@@ -16,3 +17,7 @@ class Unavailable(LabError):
 
 class Timeout(LabError):
     """A wait ran into its deadline; the message says what was waited for."""
+
+
+class Ended(LabError):
+    """A component is no more."""

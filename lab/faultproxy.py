@@ -98,6 +98,8 @@ class FaultProxy:
         try:
             while not self.dead and (head := await wire.read_head(reader)):
                 body = await wire.read_body(reader, head, open_ended=False)
+                if self.dead:  # it died on another connection meanwhile
+                    break
                 await self._exchange(head, body, (reader, writer))
         except (Cut, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, asyncio.CancelledError):
             pass  # whatever it was, the connection is over
@@ -127,7 +129,7 @@ class FaultProxy:
             # Before the write is made: nothing the client sends meanwhile may pass.
             self.dead = True
         if applied:
-            reader, writer = await self._ask(*message)
+            reader, writer = await self._ask(*message, last=True)
             with suppress(asyncio.IncompleteReadError):
                 await wire.read_head(reader)
             writer.close()
@@ -159,7 +161,8 @@ class FaultProxy:
         finally:
             writer.transport.abort()
 
-    async def _ask(self, head: wire.Head, body: bytes) -> Streams:
+    async def _ask(self, head: wire.Head, body: bytes, last: bool = False) -> Streams:
+        """Of a client that died before this went out, nothing goes out but its `last` write."""
         url = urlsplit(self.upstream.server)
         port = url.port or (443 if url.scheme == "https" else 80)
         trust = self.upstream.trust if url.scheme == "https" else None
@@ -172,6 +175,9 @@ class FaultProxy:
             headers.append(("Content-Length", str(len(body))))
         if self.upstream.token and not head.get("authorization"):
             headers.append(("Authorization", f"Bearer {self.upstream.token}"))
+        if self.dead and not last:
+            writer.transport.abort()
+            raise Cut
         writer.write(wire.Head(head.line, tuple(headers)).encode() + body)
         await writer.drain()
         return reader, writer
@@ -250,13 +256,13 @@ def running(proxy: FaultProxy) -> Iterator[FaultProxy]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="fault-proxy", daemon=True)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(proxy.serve(), loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(proxy.serve(), loop).result(60)
     try:
         yield proxy
     finally:
-        asyncio.run_coroutine_threadsafe(_stop(proxy, server), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_stop(proxy, server), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import faultproxy, harm, pki, settings
+from lab import faultproxy, harm, pki, policies, settings
 from lab import kube as kubes
 from lab import kwok as simulated
 from lab.api import Object
@@ -81,9 +81,22 @@ def outage(lab: Lab) -> Callable[[str], AbstractContextManager[None]]:
 
 
 @pytest.fixture
+def crash(lab: Lab) -> Callable[[Object, str], None]:
+    """`crash(pod, "head")`: kill -9 a container, which is then started again."""
+    return lambda pod, container: harm.crash(lab, pod, container)
+
+
+@pytest.fixture
 def cut(lab: Lab) -> Callable[[Object], AbstractContextManager[None]]:
     """`with cut(pod):` the pod has no network."""
     return lambda pod: harm.cut(lab, pod)
+
+
+@pytest.fixture
+def enforced(lab: Lab) -> Iterator[None]:
+    """NetworkPolicies hold while this test runs."""
+    with policies.enforced(lab):
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """Harm on purpose, each with its undoing: dead components, cut pods, full quotas, taints."""
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lab import cgroups
@@ -41,7 +43,7 @@ def outage(lab: Lab, component: str) -> Iterator[None]:
 @contextmanager
 def cut(lab: Lab, pod: Object) -> Iterator[None]:
     """Cut all of a pod's network, kubelet probes included."""
-    pid = _process_of(lab, pod["metadata"]["uid"])
+    pid = process_of(lab, pod["metadata"]["uid"])
     inside = ["nsenter", "-t", str(pid), "-n", "nft"]
     run([*inside, "-f", "-"], text=_CUT)
     try:
@@ -50,6 +52,16 @@ def cut(lab: Lab, pod: Object) -> Iterator[None]:
         # Gone with the pod, if the pod is gone.
         if Path(f"/proc/{pid}").exists():
             run([*inside, "delete", "table", "inet", "oars_cut"])
+
+
+def crash(lab: Lab, pod: Object, container: str) -> None:
+    """Kill -9 every process of a container; its kubelet starts it again in the same pod."""
+    found = [each["containerID"] for each in pod["status"]["containerStatuses"] if each["name"] == container]
+    if not found:
+        raise LabError(f"The pod {pod['metadata']['name']} has no container {container}.")
+    for process in _processes(lab, found[0].rpartition("/")[2]):
+        with suppress(ProcessLookupError):  # it went with another
+            os.kill(process, signal.SIGKILL)
 
 
 @contextmanager
@@ -75,11 +87,26 @@ def taint(kube: Kube, effect: str = "NoSchedule", node: str = NAME) -> Iterator[
         kube.kubectl("taint", "node", node, f"oars.dev/lab-taint:{effect}-")
 
 
-def _process_of(lab: Lab, uid: str) -> int:
-    """Any process of a pod: it has the pod's network."""
-    for top in cgroups.found(lab.name):
-        for folder in top.rglob(f"pod{uid}"):
-            for listing in folder.rglob("cgroup.procs"):
-                for line in listing.read_text().split():
-                    return int(line)
+def process_of(lab: Lab, uid: str) -> int:
+    """A process in the network of a pod. One that has just begun may still be in that of its node, or in ours."""
+    others = {_network_of(os.getpid()), _network_of(lab.init.pid) if lab.init else None, None}
+    for process in sorted(_processes(lab, f"pod{uid}")):
+        if _network_of(process) not in others:
+            return process
     raise LabError(f"Pod {uid} has no process on the lab's node.")
+
+
+def _network_of(process: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{process}/ns/net")
+    except OSError:  # it has ended
+        return None
+
+
+def _processes(lab: Lab, part: str) -> set[int]:
+    """All in cgroups with this in their path. Others come and go while one looks: then one looks again."""
+    for _ in range(3):
+        with suppress(OSError):
+            listings = [each for top in cgroups.found(lab.name) for each in top.rglob("cgroup.procs")]
+            return {int(line) for each in listings if part in str(each) for line in each.read_text().split()}
+    raise LabError(f"The cgroups of {lab.name} changed each time they were looked through.")

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from lab.cluster import Lab
+from lab.cluster import STARTED_BY_TESTS, Lab
 
 
 @contextmanager
 def borrowed(lab: Lab, with_node: bool = True) -> Iterator[Lab]:
     """Use the lab, starting it if need be."""
     lab.claim()
-    ours = lab.dir / "started-by-tests"
+    ours = lab.dir / STARTED_BY_TESTS
     with (lab.dir / "in-use").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_SH)
         if not lab.running():
@@ -28,7 +28,6 @@ def borrowed(lab: Lab, with_node: bool = True) -> Iterator[Lab]:
         finally:
             if ours.exists() and _last(handle):
                 lab.down()
-                ours.unlink(missing_ok=True)
 
 
 def _last(handle: IO[str]) -> bool:

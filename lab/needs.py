@@ -1,12 +1,14 @@
 """What this machine must have, and how to get it."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
-from lab.errors import Unavailable
+from lab.errors import LabError, Unavailable
 from lab.run import run
 
 # program -> the Debian package that brings it (looked for on PATH, or as given)
@@ -25,6 +27,8 @@ PROGRAMS = {
     "python3 -m venv": "python3-venv",
 }
 VENV = "python3 -m venv"
+GO = (1, 24)
+MODULE = Path(__file__).parent / "go/kubernetes"
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,10 @@ class Need:
 
 def needs(built: bool) -> list[Need]:
     """Everything, met or not, in the order to mend it. What is `built` already needs no Go."""
+    go = "" if built else _go_remedy()
     return [
         Need("root", os.geteuid() == 0, "The lab makes namespaces and mounts: run it as root."),
-        Need(
-            "Go", built or bool(shutil.which("go")), "The lab builds Kubernetes from source: install Go 1.24 or later."
-        ),
+        Need("Go", not go, go),
         Need("Debian packages", not _missing() or bool(shutil.which("apt-get")), _packages_remedy()),
     ]
 
@@ -63,8 +66,29 @@ def install(built: bool, say: Callable[[str], None]) -> None:
     say(f"installing {' '.join(packages)}")
     os.environ.setdefault("DEBIAN_FRONTEND", "noninteractive")
     get = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
-    run([*get, "update"], 600)
-    run([*get, "install", "--no-install-recommends", "-y", *packages], 900)
+    try:
+        run([*get, "update"], 600)
+        run([*get, "install", "--no-install-recommends", "-y", *packages], 900)
+    except LabError as failure:
+        raise Unavailable(
+            f"The lab needs {' '.join(packages)} of Debian, and could not install them: {failure}"
+        ) from None
+
+
+def _go_remedy() -> str:
+    """Empty if there is a Go that will do."""
+    needed = f"The lab builds Kubernetes from source: install Go {GO[0]}.{GO[1]} or later"
+    if not shutil.which("go"):
+        return f"{needed}."
+    try:
+        # In the module, where a Go that fetches newer ones by itself is the one it fetches.
+        said = run(["go", "version"], 300, folder=MODULE)
+    except LabError as failure:
+        return f"{needed}; the one here does not work: {failure}"
+    number = re.search(r"go(\d+)\.(\d+)", said)
+    if number and (int(number[1]), int(number[2])) < GO:
+        return f"{needed}; the one here is {number[1]}.{number[2]}."
+    return ""
 
 
 def _missing() -> list[str]:

@@ -87,7 +87,9 @@ def join(network: Network, init: int) -> None:
     run([*inside, "ip", "link", "set", "lab0", "up"])
     # Without a route a process on the node could not even try a Service's address.
     run([*inside, "ip", "route", "add", network.services, "dev", "lab0", "src", network.node])
-    run([*inside, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+    # The last: a connection to a pod that is no more would else keep the dead cage's network for two minutes.
+    for name in ("ip_forward", "tcp_orphan_retries"):
+        run([*inside, "sh", "-c", f"echo 1 > /proc/sys/net/ipv4/{name}"])
     run(["ip", "route", "add", network.range, "via", network.node, "dev", outside])
 
 
@@ -98,7 +100,7 @@ def device_exists(name: str) -> bool:
 
 def await_gone(name: str) -> None:
     """The kernel takes a dead namespace's devices away a moment later."""
-    until(f"network device {name} is gone", lambda: not device_exists(name), 20)
+    until(f"network device {name} is gone", lambda: not device_exists(name), 90)
 
 
 def _taken() -> Iterable[ipaddress.IPv4Network]:

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.errors import LabError
+from lab import files
+from lab.errors import LabError, Timeout
 from lab.wait import until
 
 
@@ -46,22 +48,26 @@ class Process:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.signal(signal.SIGKILL)
-        until(f"process {self.pid} ends", lambda: not self.alive, 20, 0.01)
+        until(f"process {self.pid} ends", lambda: not self.alive, 90, 0.01)
 
     def stop(self, seconds: float) -> None:
         """SIGTERM, then SIGKILL for what is left after `seconds`."""
         self.signal(signal.SIGTERM)
-        try:
+        with suppress(Timeout):
             until(f"process {self.pid} stops", lambda: not self.alive, seconds, 0.01)
-        finally:
-            self.kill()
+        self.kill()
+
+    def older_than(self, other: "Process") -> bool:
+        """Of two that live, so on the same boot."""
+        return self._ticks < other._ticks
+
+    @property
+    def _ticks(self) -> int:
+        return int(self.born.rpartition(":")[2])
 
     def save(self, path: Path) -> None:
-        """Write it down, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".new")
-        draft.write_text(f"{self.pid} {self.born}\n")
-        draft.rename(path)
+        """Write it down."""
+        files.write_whole(path, f"{self.pid} {self.born}\n")
 
 
 def caged(words: Sequence[str | Path], record: Path) -> Process:
@@ -78,7 +84,7 @@ def caged(words: Sequence[str | Path], record: Path) -> Process:
         found.save(record)
         maker.stdin.write("keep\n")
         maker.stdin.close()
-        maker.wait(10)
+        maker.wait(60)
     return found
 
 

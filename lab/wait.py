@@ -9,7 +9,7 @@ from lab.errors import Timeout
 T = TypeVar("T")
 
 
-def until(what: str, check: Callable[[], T], seconds: float = 30, every: float = 0.05) -> T:
+def until(what: str, check: Callable[[], T], seconds: float = 90, every: float = 0.05) -> T:
     """Call `check` until it answers something true, and return that."""
     deadline = time.monotonic() + seconds
     while True:

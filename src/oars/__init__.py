@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from oars.base.version import VERSION
+
 if TYPE_CHECKING:
     from oars.base.errors import OarsError
     from oars.client.cluster import AsyncCluster
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from oars.spec.cluster import ClusterSpec
 
 __all__ = ["AsyncCluster", "Cluster", "ClusterSpec", "OarsError", "connect", "executor"]
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Loaded on first use: `import oars` costs next to nothing and needs no engine, no pydantic.
 _HOMES = {

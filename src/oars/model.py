@@ -76,7 +76,8 @@ class Process:
     late_env: tuple[str, ...] = ()
     stop: Stop = Stop()
     probe: Probe | None = None
-    # Glob patterns of what a killed process leaves outside $(dir), e.g. shared memory; may use $(pid).
+    # Glob patterns of what a killed process leaves outside $(dir), e.g. shared memory; named by $(tag), which
+    # the process finds in OARS_TAG.
     litter: tuple[str, ...] = ()
 
 
@@ -109,6 +110,7 @@ class Shape:
     workers: tuple[Group, ...]
     endpoints: Mapping[str, str]  # "client", "dashboard"; "outside": the client's, where no member can be dialled
     secrets: tuple[str, ...] = ()  # kinds the cluster needs: "tls" (ca.pem, cert.pem, key.pem), "token"
+    page_secret: str = ""  # the file of those that the dashboard asks a person for
     image: str = ""  # that its users usually take, where images are
     asks: bool = False  # its live half has questions for a script beside the head (Wire.ask)
     driver_env: Mapping[str, str] = field(default_factory=dict)  # makes the engine's own words find the cluster
@@ -159,6 +161,7 @@ class Member:
     reason: str = ""  # for Waiting and Exited: short, such as "killed by SIGKILL"
     tail: tuple[str, ...] = ()  # last log lines, for Exited
     answers: bool = True  # False: the place's own probe says that it does not (yet)
+    made: float = 0.0  # when the place made it, where the number at the end of its id does not tell who is newer
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ class Observed:
     notes: Notes = Notes()
     heals: bool = False
     causes: tuple[Cause, ...] = ()  # what the place itself knows of why something is not as wanted
+    remarks: tuple[Cause, ...] = ()  # what is worth knowing though it keeps nothing from being as wanted
 
     def member(self, wanted: MemberId) -> Member | None:
         return next((m for m in self.members if m.id == wanted), None)
@@ -210,7 +214,8 @@ class Observed:
 
 @dataclass(frozen=True)
 class MemberView:
-    """What the engine says of a member. `held`: bytes only it holds; `idle`: seconds without work."""
+    """What the engine says of a member. `held`: bytes only it holds; `idle`: seconds without work, 0 while it works or
+    if that is not known."""
 
     ready: bool
     address: str = ""

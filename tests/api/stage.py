@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from typing import Any
 
 from lab.api import ApiError, Object
 from lab.errors import Timeout
+from lab.faultproxy import FaultProxy
 from lab.kube import Kube, is_ready
 from lab.kwok import POD
 from lab.wait import until
@@ -23,7 +27,7 @@ from oars.places.kube import names
 from oars.spec.cluster import API_VERSION, KIND
 
 OARS = str(Path(sys.executable).with_name("oars"))
-SECONDS = 60
+SECONDS = 90
 LEASE = "15s"
 SHORT_LEASE = "5s"  # for tests that wait for it to run out; on a busy machine it may do so by itself
 PLAYED: dict[str, Any] = {"spec": POD}  # as a pod overlay: it may land on a simulated node
@@ -82,6 +86,11 @@ class Stage:
         status: Object = self.until(name, "is ready", lambda: self.is_ready(name), seconds)
         return status
 
+    def await_guarded(self, name: str) -> None:
+        """Its head has a budget, the last thing that a cluster gets."""
+        budget = f"poddisruptionbudgets/{name}-head"
+        self.until(name, "is guarded", lambda: budget in self.left(name))
+
     def until(self, name: str, what: str, check: Callable[[], Any], seconds: float = SECONDS) -> Any:
         try:
             return until(f"{name} {what}", check, seconds, 0.1)
@@ -104,11 +113,12 @@ class Stage:
         listed = self.kube.api.get(f"{self.kube.path('deployments', 'apis/apps/v1')}?labelSelector={query}")
         return {each["metadata"]["name"]: each for each in listed["items"]}
 
-    def left(self, name: str) -> list[str]:
-        """Every object of a cluster that is there, as kind/name."""
+    def left(self, name: str = "") -> list[str]:
+        """Every object of a cluster, or of any, that is there, as kind/name."""
+        query = f"{names.CLUSTER}%3D{name}" if name else names.CLUSTER
         found = []
         for plural, version in OWNED:
-            listed = self.kube.api.get(f"{self.kube.path(plural, version)}?labelSelector={names.CLUSTER}%3D{name}")
+            listed = self.kube.api.get(f"{self.kube.path(plural, version)}?labelSelector={query}")
             found += [f"{plural}/{each['metadata']['name']}" for each in listed["items"]]
         return found
 
@@ -126,8 +136,10 @@ class Operator:
     def __init__(self, kubeconfig: Path, namespace: str, log: Path, identity: str, lease: str) -> None:
         self.identity = identity
         self.log = log
+        self.port = _free_port()  # of its pages, all of them
         words = ["operator", "run", "--kubeconfig", str(kubeconfig), "-n", namespace, "--lease-namespace", namespace]
-        words += ["--metrics-port", "0", "--health-port", "0", "--identity", identity, "--lease-duration", lease]
+        words += ["--metrics-port", str(self.port), "--health-port", str(self.port)]
+        words += ["--identity", identity, "--lease-duration", lease]
         with log.open("a") as out:
             self.process = subprocess.Popen([OARS, *words], stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
 
@@ -135,11 +147,29 @@ class Operator:
         """In good order."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
+
+    def page(self, path: str) -> tuple[int, str]:
+        """What it answers; 0: nobody does."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metrics(self) -> dict[str, float]:
+        """As Prometheus reads them: name and labels → value."""
+        code, text = self.page("/metrics")
+        assert code == 200
+        rows = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in rows}
 
     @property
     def lines(self) -> list[str]:
@@ -149,6 +179,12 @@ class Operator:
         return any(words in line for line in self.lines)
 
 
+def _free_port() -> int:
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return int(asked.getsockname()[1])
+
+
 def holder(kube: Kube) -> str:
     """Who leads the operators of this namespace."""
     try:
@@ -156,6 +192,11 @@ def holder(kube: Kube) -> str:
     except ApiError:
         return ""
     return str(lease["spec"].get("holderIdentity") or "")
+
+
+def requests(proxy: FaultProxy) -> int:
+    """How many were made, but for those of Leases, which go on at rest."""
+    return len([record for record in proxy.records if record.request.resource != "leases"])
 
 
 def quiet_for(seconds: float, check: Callable[[], int]) -> int:

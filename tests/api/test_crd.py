@@ -84,6 +84,11 @@ def test_defaults_are_filled_in(served: Kube) -> None:
     }
 
 
+def test_before_any_operator_has_seen_it_it_is_pending(served: Kube) -> None:
+    make(served, {"engine": "dask"})
+    assert served.kubectl("get", "computecluster/demo", "-o", "jsonpath={.status.phase}") == "Pending"
+
+
 def test_all_that_may_be_written_is_accepted(served: Kube) -> None:
     pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {"disk": "ssd"}, "containers": []}}
     spec = {
@@ -95,7 +100,7 @@ def test_all_that_may_be_written_is_accepted(served: Kube) -> None:
             {"name": "gpu", "replicas": 0, "gpu": 1, "labels": {"a": "b"}},
         ],
         "drain": {"timeout": "1h30m"}, "lifetime": {"orphaned": 0.5},
-        "namespace": {"name": "team", "create": True},
+        "namespace": {"name": "4" + "u" * 62, "create": True},
         "expose": {"type": "NodePort", "host": "a.example.org", "annotations": {"a": "b"}},
         "dask": {"config": {"distributed": {"worker": {"memory": {"spill": 0.6}}}}},
         "ray": {"objectStoreMemory": "1Gi", "dashboard": False}, "mars": {"config": {"a": [1, {"b": None}]}},

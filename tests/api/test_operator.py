@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from lab.faultproxy import FaultProxy
-from tests.api.stage import Operator, Stage, group, quiet_for, resource
+from tests.api.stage import Operator, Stage, group, quiet_for, requests, resource
 
 from oars.places.kube import names
+from oars.places.kube.root import COUNT_SECONDS
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]
@@ -26,7 +28,7 @@ def status_writes(proxy: FaultProxy) -> int:
 
 
 @pytest.fixture
-def proxied(stage: Stage, operators: Operators, fault_proxy: Proxies) -> FaultProxy:
+def proxied(stage: Stage, patient: None, operators: Operators, fault_proxy: Proxies) -> FaultProxy:
     """An operator at work behind a proxy that counts."""
     proxy = fault_proxy()
     operators(proxy.kubeconfig)
@@ -34,13 +36,15 @@ def proxied(stage: Stage, operators: Operators, fault_proxy: Proxies) -> FaultPr
 
 
 def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: Stage, proxied: FaultProxy) -> None:
+    began = time.monotonic()
     made = stage.create(resource("demo"))
     status = stage.await_ready("demo")
+    late = max(0.0, time.monotonic() - began - 10)  # on a busy machine the start goes on, and that is told
     assert status["ready"] == "3/3" and status["replicas"] == 3
     assert status["endpoints"]["client"] == f"played://demo-head.{stage.kube.namespace}:8786"
     assert status["conditions"][0]["status"] == "True"
-    assert len(object_writes(proxied)) <= 8, object_writes(proxied)
-    assert status_writes(proxied) <= 5
+    assert len(object_writes(proxied)) <= 7, f"with the budget that is to come: {object_writes(proxied)}"
+    assert status_writes(proxied) <= 5 + late / COUNT_SECONDS
     owners = {
         (each["metadata"]["ownerReferences"][0]["uid"], each["metadata"]["name"])
         for each in stage.deployments("demo").values()
@@ -48,32 +52,21 @@ def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: St
     assert owners == {(made["metadata"]["uid"], "demo-head"), (made["metadata"]["uid"], "demo-worker")}
 
 
-def test_a_head_that_serves_is_guarded_against_eviction(stage: Stage, proxied: FaultProxy) -> None:
-    stage.create(resource("demo"))
-    stage.await_ready("demo")
-    stage.until("demo", "has a budget", lambda: "poddisruptionbudgets/demo-head" in stage.left("demo"), 10)
-    made = [write for write in object_writes(proxied) if "poddisruptionbudgets" in write or "deployments" in write]
-    assert made[-1] == "patch poddisruptionbudgets/demo-head", "not before there is something to lose"
-
-
-def test_at_rest_nothing_is_written_and_nothing_read_but_watches(stage: Stage, proxied: FaultProxy) -> None:
-    stage.create(resource("demo"))
-    stage.await_ready("demo")
-
-    def requests() -> int:
-        return len([r for r in proxied.records if r.request.resource != "leases"])
-
-    stage.until("demo", "settles", lambda: quiet_for(2, requests) == 0)
-    assert quiet_for(10, requests) == 0, proxied.records[-5:]
-
-
-def test_scaling_from_three_to_three_hundred_is_one_write(
+def test_a_head_that_serves_is_guarded_then_all_is_at_rest_and_three_hundred_more_are_one_write(
     stage: Stage, proxied: FaultProxy, kwok: Callable[[int], list[str]]
 ) -> None:
+    """One after the other: each begins where the one before it ends."""
     stage.create(resource("demo"))
     stage.await_ready("demo")
-    before = len(object_writes(proxied))
-    told = status_writes(proxied)
+    assert "poddisruptionbudgets/demo-head" not in stage.left("demo"), "not before there is something to lose"
+    stage.await_guarded("demo")
+    made = [write for write in object_writes(proxied) if "poddisruptionbudgets" in write or "deployments" in write]
+    assert made[-1] == "patch poddisruptionbudgets/demo-head"
+
+    stage.until("demo", "settles", lambda: quiet_for(2, lambda: requests(proxied)) == 0)
+    assert quiet_for(10, lambda: requests(proxied)) == 0, proxied.records[-5:]  # nothing read but watches
+
+    before, told = len(object_writes(proxied)), status_writes(proxied)
     stage.edit("demo", {"replicas": 300})
     status = stage.await_ready("demo", 120)
     assert status["ready"] == "300/300"
@@ -107,13 +100,14 @@ def test_scaling_down_takes_exactly_the_chosen(stage: Stage, proxied: FaultProxy
     assert stage.workers("demo") == before - marked
 
 
-def test_deletion_leaves_nothing(stage: Stage, operators: Operators) -> None:
+@pytest.mark.parametrize("cascade", ["background", pytest.param("foreground", marks=pytest.mark.long)])
+def test_deletion_leaves_nothing(cascade: str, stage: Stage, operators: Operators) -> None:
     operator = operators()
     stage.create(resource("demo"))
     stage.create(resource("other", group(replicas=1)))
     stage.await_ready("demo")
     stage.await_ready("other")
-    stage.delete("demo")
+    stage.kube.kubectl("delete", "computecluster/demo", "--wait=false", f"--cascade={cascade}")
     stage.kube.api.request(
         "DELETE", stage.kube.path("pods") + f"?labelSelector={names.CLUSTER}%3Ddemo&gracePeriodSeconds=0"
     )

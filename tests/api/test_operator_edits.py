@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from lab.api import Object
 from lab.faultproxy import FaultProxy
+from lab.kube import is_ready
 from tests.api.stage import PLAYED, Operator, Stage, group, quiet_for, resource
 
 from oars.places.kube import names
@@ -75,13 +76,26 @@ def test_what_the_head_shall_no_longer_have_is_taken_away(stage: Stage, operator
     stage.create(resource("demo", head={**resource("demo")["spec"]["head"], "env": {"COLOUR": "blue"}}))
     stage.await_ready("demo")
 
-    def variables() -> set[str]:
+    def variables() -> list[set[str]]:
+        """Of each head there is; for a moment there is none."""
         pods = stage.pods("demo", "head")
-        return {each["name"] for pod in pods for each in pod["spec"]["containers"][0].get("env", ())}
+        return [{each["name"] for each in pod["spec"]["containers"][0].get("env", ())} for pod in pods]
 
-    assert "COLOUR" in variables()
+    def is_lost() -> bool:
+        found = variables()
+        return bool(found) and not any("COLOUR" in of_one for of_one in found)
+
+    assert all("COLOUR" in of_one for of_one in variables())
     stage.edit("demo", {"head": {"env": None}})
-    stage.until("demo", "has lost the variable", lambda: stage.pods("demo", "head") and "COLOUR" not in variables())
+    stage.until("demo", "has lost the variable", is_lost)
+
+
+def test_ready_means_the_head_that_was_asked_for(running: Stage) -> None:
+    old = {pod["metadata"]["name"] for pod in running.pods("demo", "head")}
+    running.edit("demo", {"head": {"env": {"COLOUR": "blue"}}})
+    running.await_ready("demo")
+    (new,) = {pod["metadata"]["name"] for pod in running.pods("demo", "head")}
+    assert new not in old
 
 
 @pytest.mark.parametrize(
@@ -120,8 +134,8 @@ def test_a_mistake_the_schema_lets_through_is_told_and_mended(
 def test_a_new_cluster_with_a_mistake_makes_nothing(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo", engine="dusk"))
-    status = stage.until("demo", "is refused", lambda: stage.get("demo").get("status"))
-    assert "There is no engine 'dusk'. Did you mean 'dask'?" in status["message"]
+    message = stage.until("demo", "is refused", lambda: stage.get("demo")["status"].get("message"))
+    assert "There is no engine 'dusk'. Did you mean 'dask'?" in message
     assert stage.left("demo") == []
 
 
@@ -138,6 +152,7 @@ def test_a_refusal_of_kubernetes_is_told_and_mended(stage: Stage, operators: Ope
     stage.await_ready("demo")
 
 
+@pytest.mark.usefixtures("patient")
 def test_after_a_new_head_workers_are_replaced_once(stage: Stage, operators: Operators, fault_proxy: Proxies) -> None:
     proxy = fault_proxy()
     operators(proxy.kubeconfig)
@@ -150,7 +165,7 @@ def test_after_a_new_head_workers_are_replaced_once(stage: Stage, operators: Ope
 
     def renewed() -> bool:
         found = stage.pods("demo", "worker")
-        fresh = all(pod["metadata"]["annotations"].get(names.HEAD_SEEN) == "1" for pod in found)
+        fresh = all(pod["metadata"].get("annotations", {}).get(names.HEAD_SEEN) == "1" for pod in found)
         return fresh and len(found) == 3 and not stage.workers("demo") & old
 
     stage.until("demo", "has new workers", renewed)
@@ -161,12 +176,67 @@ def test_after_a_new_head_workers_are_replaced_once(stage: Stage, operators: Ope
 
 
 def test_what_somebody_deletes_comes_back(running: Stage) -> None:
+    """The pods of what is deleted outlive it for a moment: only others show that it came back."""
     kube = running.kube
+
+    def ready(role: str) -> set[str]:
+        return {pod["metadata"]["name"] for pod in running.pods("demo", role) if is_ready(pod)}
+
+    def has_others(role: str, count: int, old: set[str]) -> bool:
+        found = ready(role)
+        return len(found) == count and not found & old
+
+    workers = ready("worker")
     kube.api.delete(kube.path("deployments/demo-worker", "apis/apps/v1"))
-    running.until("demo", "has its workers again", lambda: len(running.workers("demo")) == 3)
+    running.until("demo", "has its workers again", lambda: has_others("worker", 3, workers))
+    head = ready("head")
     kube.api.delete(kube.path("deployments/demo-head", "apis/apps/v1"))
-    running.until("demo", "has its head again", lambda: len(running.pods("demo", "head")) == 1)
+    running.until("demo", "has its head again", lambda: has_others("head", 1, head))
     running.await_ready("demo")
+
+
+@pytest.mark.long
+def test_what_somebody_deletes_beside_the_members_comes_back(running: Stage) -> None:
+    objects = [
+        "service/demo-head",
+        "serviceaccount/demo-oars",
+        "networkpolicy/demo-oars",
+        "poddisruptionbudget/demo-head",
+    ]
+    running.await_guarded("demo")
+    before, pods = set(running.left("demo")), running.workers("demo")
+    running.kube.kubectl("delete", *objects)
+    running.until("demo", "is whole again", lambda: set(running.left("demo")) == before)
+    assert running.workers("demo") == pods, "nothing else was touched"
+
+
+@pytest.mark.long
+def test_what_was_deleted_while_nobody_looked_comes_back(stage: Stage, operators: Operators) -> None:
+    first = operators()
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    stage.await_guarded("demo")
+    before = set(stage.left("demo"))
+    first.stop()
+    stage.kube.kubectl("delete", "service/demo-head", "poddisruptionbudget/demo-head")
+    operators()
+    stage.until("demo", "is whole again", lambda: set(stage.left("demo")) == before)
+
+
+def test_an_ingress_comes_and_goes_with_its_host(running: Stage) -> None:
+    ingress = running.kube.path("ingresses/demo-head", "apis/networking.k8s.io/v1")
+    running.edit("demo", {"expose": {"host": "demo.example.org"}})
+    running.until("demo", "has an Ingress", lambda: running.kube.api.raw("GET", ingress)[0] == 200)
+    running.edit("demo", {"expose": {"host": None}})
+    running.until("demo", "has none", lambda: running.kube.api.raw("GET", ingress)[0] == 404)
+
+
+def test_a_description_for_another_namespace_is_refused(stage: Stage, operators: Operators) -> None:
+    operators()
+    stage.create(resource("demo", namespace={"name": "elsewhere"}))
+    message = stage.until("demo", "is refused", lambda: stage.get("demo")["status"].get("message"))
+    assert "spec.namespace.name is 'elsewhere'" in message
+    assert stage.left("demo") == []
 
 
 def test_what_somebody_scales_by_hand_is_put_right(running: Stage) -> None:

@@ -46,6 +46,15 @@ def seen(kube: Kube) -> dict[str, Cause]:
     return {cause.reason: cause for cause in causes(snapshot, kube.namespace)}
 
 
+def said_by_kubernetes(kube: Kube) -> bool:
+    """Of two pods that there is no node, and of the third that it was refused."""
+    conditions = [part for pod in kube.pods() for part in pod["status"].get("conditions", ())]
+    waiting = [part for part in conditions if part.get("reason") == "Unschedulable"]
+    deployment = kube.api.get(kube.path("deployments/demo-worker", "apis/apps/v1"))
+    refused = [part for part in deployment["status"].get("conditions", ()) if part["type"] == "ReplicaFailure"]
+    return len(waiting) == 2 and bool(refused)
+
+
 def both(told: dict[str, Cause]) -> dict[str, Cause] | None:
     """Once two pods were made and one was refused."""
     refused = told.get("QuotaExceeded")
@@ -57,6 +66,7 @@ def test_a_full_quota_and_no_node_are_told_within_five_seconds(
 ) -> None:
     with quota(kube_api, {"requests.cpu": "2k"}):
         kube_api.apply(workers(replicas=3, cpu="1k"))
+        until("Kubernetes has said both", lambda: said_by_kubernetes(kube_api), 60)
         found = until("both causes are told", lambda: both(seen(kube_api)), 5)
     assert found
     assert "requests.cpu: 1k more asked, 2k of 2k used" in found["QuotaExceeded"].message

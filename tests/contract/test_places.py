@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import glob
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oars import engines
-from oars.model import Desired, MemberId
+from oars.model import Desired, Ensure, Group, MemberId, Process, Remove
 from oars.places.base import Place
 from oars.places.local.place import LocalPlace
 from oars.places.local.process import boot_id
@@ -23,6 +26,11 @@ from oars.plan.desired import desired
 from oars.spec.cluster import ClusterSpec
 from oars.testing import PlaceContract
 
+LITTERER = """
+import os, time
+open(f"/tmp/oars-litter-{os.environ['OARS_TAG']}", "w").close()
+time.sleep(600)
+"""
 SPEC = ClusterSpec.model_validate({"engine": "toy", "workers": 2})
 
 
@@ -64,3 +72,36 @@ class TestLocal(PlaceContract):
         found = (await place.observe()).member(member)
         assert found is not None and found.pid is not None
         os.kill(found.pid, signal.SIGKILL)
+
+    @pytest.mark.parametrize("exists", [True, False], ids=["it exists", "it is yet to be forked"])
+    def test_one_that_is_removed_while_it_starts_leaves_nothing(self, exists: bool) -> None:
+        async def test(place: Place, desired: Desired) -> None:
+            group = self._littering(desired.shape.workers[0])
+            worker = MemberId("worker-0")
+            await place.ensure(desired, Ensure(group, (worker,)))
+            await asyncio.sleep(0)  # now it is asked for; nothing is heard of it while the loop stands still
+            if exists:
+                assert _within(10, _litter)
+            await place.remove(desired, Remove((worker,), "not wanted any more"))
+            if not exists:
+                assert _within(10, _litter)
+            assert await asyncio.to_thread(_within, 10, lambda: not _litter())
+
+        self.run(test)
+
+    def _littering(self, group: Group) -> Group:
+        script = self.state / "litterer.py"
+        script.write_text(LITTERER)
+        program = Process(("x",), entry=str(script), litter=("/tmp/oars-litter-$(tag)",))
+        return replace(group, process=program)
+
+
+def _litter() -> list[str]:
+    return glob.glob("/tmp/oars-litter-*")
+
+
+def _within(seconds: float, condition: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())

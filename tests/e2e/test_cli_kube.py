@@ -10,20 +10,25 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.kube import Kube
 
-pytestmark = pytest.mark.timeout(300)
+from tests.e2e.contract import until
+
+pytestmark = pytest.mark.timeout(600)
 
 OARS = str(Path(sys.executable).with_name("oars"))
 SMALL = ("--cpu", "0.3", "--memory", "512Mi", "--set", "head.cpu=0.3", "--set", "head.memory=512Mi")
 SECONDS = 120
+TICKS = 40  # half a second each: longer than an outage and the pauses after it
 SCRIPT = "from distributed import Client\nprint('sum', Client().submit(sum, range(10)).result())\nraise SystemExit(3)\n"
 
 
@@ -52,13 +57,6 @@ class Line:
     def status(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self("status", name, *self.at, "-o", "json").stdout)
         return found
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.2)  # the state of another process: there is nothing to await
 
 
 @pytest.fixture(scope="class")
@@ -118,6 +116,19 @@ class TestDirect:
         assert told == "sum 3\n"
         oars("exec", demo, *oars.at, "--", "no-such-program", code=127)
 
+    def test_programs_run_in_any_container(self, oars: Line, demo: str) -> None:
+        worker = next(member["id"] for member in oars.status(demo)["members"] if member["role"] == "worker")
+        there = ("exec", demo, *oars.at, "--member", worker)
+        assert oars(*there, "--", "sh", "-c", "echo $OARS_NAME; cat /etc/hostname").stdout.split() == ["demo", worker]
+        beside = oars("exec", demo, *oars.at, "-c", "oars", "--", "sh", "-c", "echo $OARS_HELPER_PORT:$OARS_NAME")
+        assert beside.stdout == "7070:\n"
+        assert "There are: worker." in oars(*there, "-c", "oars", "--", "true", code=3).stderr
+        assert oars("logs", demo, *oars.at, "-c", "oars", "-o", "name").stdout == "head\n"
+        assert "There are: worker, head, oars." in oars("logs", demo, *oars.at, "-c", "nobody", code=3).stderr
+        assert oars("logs", demo, "head", *oars.at, "-c", "oars").stdout == oars.kube.kubectl(
+            "logs", "deploy/demo-head", "-c", "oars"
+        )
+
     def test_programs_run_here(self, oars: Line, demo: str, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(SCRIPT)
@@ -131,8 +142,10 @@ class TestDirect:
             terminal.until(b">>> ")
             terminal.type(b"client.submit(sum, [1, 2]).result() + 100\r", b"103")
             terminal.until(b">>> ")
-            terminal.type(b"import sys, time; time.sleep(60)\r", b"sleep(60)")
+            # The keys come back before the line is run: only what it prints says that it is.
+            terminal.type(b"import sys, time; print('be' + 'gun'); time.sleep(60)\r", b"begun")
             terminal.type(b"\x03", b"KeyboardInterrupt")
+            terminal.until(b">>> ")
             terminal.type(b"sys.exit(7)\r", b"exit(7)")
             assert terminal.ended() == 7
 
@@ -146,6 +159,12 @@ class TestDirect:
         assert (tmp_path / "out/deep/data").read_bytes() == (folder / "deep/data").read_bytes()
         assert "has no member 'nobody'" in oars("cp", "x", f"{demo}:nobody:/x", *oars.at, code=3).stderr
         assert "There is no x" in oars("cp", "x", f"{demo}:/tmp/x", *oars.at, code=3).stderr
+        oars("exec", demo, *oars.at, "-c", "oars", "--", "sh", "-c", "echo beside > /var/tmp/who")
+        oars("cp", f"{demo}:/var/tmp/who", str(tmp_path), *oars.at, "-c", "oars", "-q")
+        assert (tmp_path / "who").read_text() == "beside\n"
+        assert "/var/tmp/who" in oars("cp", f"{demo}:/var/tmp/who", str(tmp_path), *oars.at, code=1).stderr
+        refused = oars("cp", f"{demo}:/tmp/x", "x", *oars.at, "-c", "nobody", code=3).stderr
+        assert "There are: head, oars." in refused
 
     def test_the_dashboard(self, oars: Line, demo: str) -> None:
         process = oars.begin("dashboard", demo, *oars.at, "--no-open")
@@ -153,11 +172,11 @@ class TestDirect:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/status", address)
-            with urllib.request.urlopen(address.replace("status", "health"), timeout=20) as answer:
+            with urllib.request.urlopen(address.replace("status", "health"), timeout=60) as answer:
                 assert answer.status == 200
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=20)
+            process.communicate(timeout=60)
         assert process.returncode == 0
 
     def test_scale_and_apply(self, oars: Line, demo: str, description: str) -> None:
@@ -178,23 +197,71 @@ class TestDirect:
         before = oars("logs", demo, "head", *oars.at).stdout
         assert before.count("Scheduler at:") == 1
         process = oars.begin("logs", demo, "head", *oars.at, "-f", "--tail", "1")
-        assert process.stdout is not None
-        first = process.stdout.readline()
+        shown = Shown(process)
         try:
+            until(lambda: shown.text)
             oars.kube.kubectl("exec", "deploy/demo-head", "-c", "head", "--", "sh", "-c", "kill 1")
-            until(lambda: "Scheduler at:" in oars("logs", demo, "head", *oars.at).stdout and _restarts(oars) == 1)
+            until(lambda: _restarts(oars) == 1 and "Scheduler at:" in shown.text)
             until(lambda: oars.status(demo)["phase"] == "Ready")
-            time.sleep(3)  # what is not there by then comes twice or not at all
+            time.sleep(3)  # for what would come a second time
         finally:
             process.send_signal(signal.SIGINT)
-            shown = process.communicate(timeout=20)[0]
-        assert first
-        assert shown.count("End scheduler") == 1
-        assert shown.count("Scheduler at:") == 1
+            shown.end()
+        assert shown.text.count("End scheduler") == 1
+        assert shown.text.count("Scheduler at:") == 1
         previous = oars("logs", demo, "head", *oars.at, "--previous").stdout
         assert "End scheduler" in previous
         everyone = oars("logs", demo, *oars.at, "--tail", "1", "-o", "json").stdout
         assert {json.loads(line)["member"] for line in everyone.splitlines()} >= {"head"}
+
+    @pytest.mark.parametrize("component", ["kube-apiserver", pytest.param("kubelet", marks=pytest.mark.long)])
+    def test_logs_are_followed_through_an_outage(
+        self, oars: Line, demo: str, outage: Callable[[str], AbstractContextManager[None]], component: str
+    ) -> None:
+        """Each line once, those that were written meanwhile too."""
+        tick = f"i=0; while [ $i -lt {TICKS} ]; do echo {component} $i; i=$((i+1)); sleep 0.5; done > /proc/1/fd/1 &"
+        process = oars.begin("logs", demo, *oars.at, "-f", "--tail", "1")
+        shown = Shown(process)
+        try:
+            until(lambda: "[head] " in shown.text)
+            oars.kube.kubectl("exec", "deploy/demo-head", "-c", "head", "--", "sh", "-c", tick)
+            until(lambda: f"{component} 0\n" in shown.text)
+            with outage(component):
+                time.sleep(12)  # long enough to be told
+                assert process.poll() is None
+            until(lambda: f"{component} {TICKS - 1}\n" in shown.text)
+        finally:
+            process.send_signal(signal.SIGINT)
+            shown.end()
+        ticks = [line for line in shown.text.splitlines() if f"] {component} " in line]
+        assert ticks == [f"[head] {component} {number}" for number in range(TICKS)]
+        told = "The API server does not answer" if component == "kube-apiserver" else "The log cannot be read now"
+        assert told in shown.errors
+
+
+class Shown:
+    """What a command that goes on has printed so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.text = ""
+        self.errors = ""
+        self._process = process
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.text += line
+
+    def end(self) -> None:
+        """To the last word, of a command that has been asked to end."""
+        self._process.wait(20)
+        self._reader.join(20)
+        assert self._process.stdout is not None and self._process.stderr is not None
+        self._process.stdout.close()
+        self.errors = self._process.stderr.read()
+        self._process.stderr.close()
 
 
 def _restarts(oars: Line) -> int:
@@ -240,7 +307,7 @@ class TestAlone:
 
     def test_what_cannot_start_is_told_and_taken_away(self, oars: Line) -> None:
         words = ("up", "bad", "--engine", "dask", "--image", "oars.lab/no-such:1", *SMALL, *oars.at, "--mode", "direct")
-        told = oars(*words, "--timeout", "8s", code=4).stderr
+        told = oars(*words, "--timeout", "30s", code=4).stderr
         assert "oars.lab/no-such:1" in told
         assert "was taken away again" in told
         assert oars("ls", *oars.at, "-o", "name").stdout == ""

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from lab.kube import Kube
 
+from oars.client.sync import Cluster
+from oars.testing.driver import DriverProgram
 from tests.contract import test_engines as engines
-from tests.e2e.contract import KubeContract
+from tests.e2e.contract import TIMEOUT, KubeContract, draining, settled, staying, until
 
-pytestmark = [pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 class Dask(KubeContract):
     engine, image = engines.TestDask, "dask"
+
+    def test_it_outlives_a_restart_of_containerd(
+        self, demo: Cluster, home: Kube, outage: Callable[[str], AbstractContextManager[None]]
+    ) -> None:
+        """Of this engine always: the quickest stands for the others, whose turn comes in CI."""
+        super().test_it_outlives_a_restart_of_containerd(demo, home, outage)
 
 
 class Ray(KubeContract):
@@ -31,16 +44,38 @@ class Pymars(KubeContract):
 class TestDaskDirect(Dask):
     mode = "direct"
 
+    def test_results_outlive_their_group(self, demo: Cluster, home: Kube, tmp_path: Path) -> None:
+        self.outlive_group(demo, home, tmp_path)
+
 
 class TestRayDirect(Ray):
     mode = "direct"
     more: ClassVar[dict[str, Any]] = {"ray": {"dashboard": True}}  # the other has none, and other probes
+
+    def test_an_object_keeps_its_worker_until_force_is_said(self, demo: Cluster, home: Kube) -> None:
+        """What Ray then makes of the reference is its own affair: it may compute the object again."""
+        demo.scale(2)
+        demo.wait(timeout=TIMEOUT)
+        with DriverProgram(demo, self.program("hold")) as program:
+            program.expect("held", 180)
+            before = {pod["metadata"]["name"] for pod in staying(home, "worker")}
+            demo.scale(1)
+            cause = until(lambda: next((each for each in demo.why() if "still referred to" in each.message), None))
+            assert draining(cause) and "--force" in cause.todo
+            victim = cause.message.split()[0]
+            assert victim in before
+            time.sleep(5)  # that it is kept can only be waited for
+            assert {pod["metadata"]["name"] for pod in staying(home, "worker")} == before
+            demo.scale(1, force=True)
+            until(lambda: settled(demo), 90)
+            assert {pod["metadata"]["name"] for pod in staying(home, "worker")} == before - {victim}
 
 
 class TestXorbitsDirect(Xorbits):
     mode = "direct"
 
 
+@pytest.mark.long
 class TestPymarsDirect(Pymars):
     mode = "direct"
 
@@ -53,9 +88,14 @@ class TestRayOperated(Ray):
     mode = "operator"
 
 
+@pytest.mark.long
 class TestXorbitsOperated(Xorbits):
     mode = "operator"
 
 
 class TestPymarsOperated(Pymars):
     mode = "operator"
+
+    @pytest.mark.long
+    def test_results_outlive_their_group(self, demo: Cluster, home: Kube, tmp_path: Path) -> None:
+        self.outlive_group(demo, home, tmp_path)

@@ -2,57 +2,53 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from lab.kube import Kube, is_ready
 
-from tests.contract import test_engines as engines
+from oars import engines
+from oars.base.settings import Settings
+from oars.envs import Environments
+from oars.spec.load import build
+from tests.e2e.contract import ours, until
 
-pytestmark = [pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.timeout(900)]
+Outage = Callable[[str], AbstractContextManager[None]]
 OARS = str(Path(sys.executable).with_name("oars"))
 
-EXAMPLE = """
+PAGE = (Path(__file__).parents[2] / "docs/how-to/ray-by-kubectl.md").read_text()
+
+# As the document has it for those who type it in.
+TYPED = """
 import os, socket, time
 from collections import Counter
 import ray
 ray.init(address=os.path.expandvars("$RAY_HEAD_SERVICE_HOST:$RAY_HEAD_SERVICE_PORT_REDIS_PRIMARY"))
-@ray.remote(num_cpus=1)
+@ray.remote
 def f(x):
     time.sleep(0.01)
     return x + (socket.gethostname(),)
-for _ in range(3):
-    print(Counter(ray.get([f.remote(f.remote(())) for _ in range(20)])), flush=True)
+print(Counter(ray.get([f.remote(f.remote(())) for _ in range(20)])))
 print("Success!")
 """
 
-# As the document's own: a driver in a pod of its own, which finds the cluster by the variables of its Service.
-JOB = """
-apiVersion: batch/v1
-kind: Job
-metadata: {generateName: ray-test-job-}
-spec:
-  template:
-    spec:
-      restartPolicy: Never
-      containers:
-      - name: ray
-        image: IMAGE
-        command: [python, -c, SOURCE]
-        env:
-        - {name: RAY_AUTH_MODE, value: token}
-        - {name: RAY_AUTH_TOKEN_PATH, value: /secrets/token}
-        - {name: HOME, value: /tmp}
-        volumeMounts: [{name: secrets, mountPath: /secrets}]
-      securityContext: {fsGroup: 1000}
-      volumes: [{name: secrets, secret: {secretName: ray-oars, defaultMode: 0440}}]
-"""
+
+def of_page(language: str) -> str:
+    """The one example in that language."""
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
 def render(kube: Kube, engine: str, image: str, workers: int, *more: str) -> str:
@@ -61,14 +57,6 @@ def render(kube: Kube, engine: str, image: str, workers: int, *more: str) -> str
              "--set", "head.cpu=0.3", "--set", "head.memory=2Gi", "--set", "head.burst=true",
              "--set", "workers[0].burst=true", "--secrets", "inline", *more]  # fmt: skip
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def until(condition: Callable[[], Any], seconds: float) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.3)  # kubectl is all there is to ask with
-    return found
 
 
 def pods(kube: Kube, role: str) -> list[str]:
@@ -84,22 +72,38 @@ def one_of_each(kube: Kube, workers: int, but: set[str] = frozenset()) -> Callab
     return there
 
 
+def restart_containerd(kube: Kube, outage: Outage) -> None:
+    """By force; no pod is replaced."""
+    members = [*pods(kube, "head"), *pods(kube, "worker")]
+    with outage("containerd"):
+        pass
+    until(lambda: [*pods(kube, "head"), *pods(kube, "worker")] == members, 120)
+    until(lambda: kube.runs(members[0], "echo", "back"), 90)
+
+
 def head(kube: Kube) -> str:
     (name,) = pods(kube, "head")
     return name
 
 
-def run_in_head(kube: Kube, source: str) -> str:
-    return kube.kubectl("exec", head(kube), "-c", "head", "--", "python3", "-c", source, seconds=120)
+def run_in_head(kube: Kube, source: str, *words: str) -> str:
+    return kube.kubectl("exec", head(kube), "-c", "head", "--", "python3", "-c", source, *words, seconds=120)
 
 
-def nothing_left(kube: Kube) -> bool:
-    kinds = "pods,deployments,services,configmaps,secrets,pdb,networkpolicies,serviceaccounts"
-    return not kube.kubectl("get", kinds, "-l", "app.kubernetes.io/managed-by=oars", "-o", "name").split()
+def run_as_job(kube: Kube, example: Path) -> None:
+    """A driver in a pod of its own, as the page has it."""
+    job = yaml.safe_load(of_page("yaml"))
+    job["spec"]["template"]["spec"]["containers"][0]["image"] = kube.image("ray")
+    kube.kubectl("create", "configmap", "example", f"--from-file={example}")
+    created = kube.kubectl("create", "-f", "-", "-o", "name", text=yaml.safe_dump(job)).strip()
+    until(lambda: kube.kubectl("get", created, "-o", "jsonpath={.status.succeeded}") == "1", 180)
+    assert "Success!" in kube.kubectl("logs", created)
+    kube.kubectl("delete", created)
 
 
-def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
-    """Command by command, as it stands in the document."""
+def test_the_ray_document(kube: Kube, tmp_path: Path, outage: Outage) -> None:
+    """Command by command, as it stands in the document, with the programs of our page; and containerd is killed once on
+    the way."""
     file = tmp_path / "ray-cluster.yaml"
     file.write_text(render(kube, "ray", "ray", 3))
     kube.kubectl("apply", "-f", str(file))
@@ -108,14 +112,15 @@ def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
     assert all(name.startswith("ray-worker-") for name in pods(kube, "worker"))
 
     # Change `replicas` in the file and apply it again.
-    documents = list(yaml.safe_load_all(file.read_text()))
-    worker = next(d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == "ray-worker")
-    worker["spec"]["replicas"] = 2
-    file.write_text(yaml.safe_dump_all(documents))
-    said = kube.kubectl("apply", "-f", str(file))
-    assert "service/ray-head unchanged" in said and "deployment.apps/ray-head unchanged" in said, said
-    assert "deployment.apps/ray-worker configured" in said
-    until(one_of_each(kube, 2), 120)
+    for replicas in (4, 2):
+        documents = list(yaml.safe_load_all(file.read_text()))
+        worker = next(d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == "ray-worker")
+        worker["spec"]["replicas"] = replicas
+        file.write_text(yaml.safe_dump_all(documents))
+        said = kube.kubectl("apply", "-f", str(file))
+        assert "service/ray-head unchanged" in said and "deployment.apps/ray-head unchanged" in said, said
+        assert "deployment.apps/ray-worker configured" in said
+        until(one_of_each(kube, replicas), 120)
 
     # Delete a worker pod, then the head pod, then all pods.
     victim = pods(kube, "worker")[0]
@@ -128,60 +133,142 @@ def test_the_ray_document(kube: Kube, tmp_path: Path) -> None:
     kube.kubectl("delete", "pods", "--all", seconds=180)
     until(one_of_each(kube, 2, everyone), 180)
 
-    # A program by `kubectl cp` and `kubectl exec`, one in a remote shell, one as a Job.
+    restart_containerd(kube, outage)
+    # A program by `kubectl cp` and `kubectl exec`, one in a remote shell, one typed in, one as a Job.
     example = tmp_path / "example.py"
-    example.write_text(EXAMPLE)
-    kube.kubectl("cp", str(example), f"{head(kube)}:/tmp/example.py", "-c", "head")
-    assert "Success!" in kube.kubectl("exec", head(kube), "-c", "head", "--", "python", "/tmp/example.py", seconds=180)
-    shell = kube.kubectl(
-        "exec", "-i", head(kube), "-c", "head", "--", "bash", text="cd /tmp && python example.py\n", seconds=180
-    )
+    example.write_text(of_page("python").replace("range(100)", "range(20)"))
+    kube.kubectl("cp", str(example), f"{head(kube)}:example.py")
+    assert "Success!" in kube.kubectl("exec", head(kube), "--", "python", "example.py", seconds=180)
+    shell = kube.kubectl("exec", "-i", head(kube), "--", "bash", text="python example.py\n", seconds=180)
     assert "Success!" in shell
-    job = yaml.safe_load(JOB.replace("IMAGE", kube.image("ray")))
-    # Ray's driver must be one of its nodes by now, or speak through the server beside the head.
-    outside = EXAMPLE.replace('"$RAY_HEAD_SERVICE_HOST:$RAY_HEAD_SERVICE_PORT_REDIS_PRIMARY"',
-                              '"ray://$RAY_HEAD_SERVICE_HOST:$RAY_HEAD_SERVICE_PORT_RAY_CLIENT"')  # fmt: skip
-    job["spec"]["template"]["spec"]["containers"][0]["command"][2] = outside
-    created = kube.kubectl("create", "-f", "-", "-o", "name", text=yaml.safe_dump(job)).strip()
-    until(lambda: kube.kubectl("get", created, "-o", "jsonpath={.status.succeeded}") == "1", 180)
-    assert "Success!" in kube.kubectl("logs", created)
-    kube.kubectl("delete", created)
+    assert "Success!" in kube.kubectl("exec", "-i", head(kube), "--", "python", text=TYPED, seconds=180)
+    run_as_job(kube, example)
 
     kube.kubectl("delete", "-f", str(file), seconds=120)
-    until(lambda: nothing_left(kube), 90)
+    until(lambda: not ours(kube), 90)
 
 
-@pytest.mark.parametrize(
-    ("engine", "image", "program"),
-    [
-        ("dask", "dask", engines.TestDask.work),
-        pytest.param("mars", "mars-xorbits", "", marks=pytest.mark.long),
-        ("mars", "mars-pymars", ""),
-    ],
-    ids=["dask", "mars-xorbits", "mars-pymars"],
-)
-def test_it_lives_without_oars(kube: Kube, tmp_path: Path, engine: str, image: str, program: str) -> None:
-    more = ("--set", "mars.distribution=pymars") if image == "mars-pymars" else ()
-    file = tmp_path / "cluster.yaml"
-    file.write_text(render(kube, engine, image, 2, *more))
-    kube.kubectl("apply", "-f", str(file))
-    until(one_of_each(kube, 2), 180)
-    program = program or MARS.replace("PACKAGE", "mars" if more else "xorbits._mars")
-    until(lambda: "result" in run_in_head(kube, program), 120)
-    old = head(kube)
-    kube.kubectl("delete", "pod", old, "--grace-period=0", "--force", seconds=60)
-    until(lambda: one_of_each(kube, 2, {old})() and "result" in run_in_head(kube, program), 120)
-    kube.kubectl("delete", "-f", str(file), seconds=120)
-    until(lambda: nothing_left(kube), 90)
-
-
-# Waits for both workers: after the head's loss they are started again one by one.
+# Both end without a result unless as many workers as told have joined.
+DASK = """
+import sys
+from distributed import Client
+if __name__ == "__main__":
+    with Client(sys.argv[1]) as client:
+        client.wait_for_workers(int(sys.argv[2]), timeout=30)
+        print("result", sum(client.gather(client.map(lambda number: number * number, range(10)))))
+"""
 MARS = """
-import os, json, urllib.request
-nodes = json.load(urllib.request.urlopen("http://127.0.0.1:7104/api/cluster/nodes?role=1"))["nodes"]
-if len(nodes) == 2:
+import json, sys, urllib.request
+nodes = json.load(urllib.request.urlopen(sys.argv[1] + "/api/cluster/nodes?role=1"))["nodes"]
+if len(nodes) == int(sys.argv[2]):
     import PACKAGE.tensor as mt, PACKAGE as package
-    package.new_session("http://127.0.0.1:7104", default=True)
+    package.new_session(sys.argv[1], default=True)
     a = mt.ones((4, 3))
     print("result", mt.inner(a, a).sum().execute().fetch())
 """
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is rendered, the program for it, and what that says."""
+
+    spec: dict[str, Any]
+    image: str
+    program: str
+    inside: str  # the head's address in the cluster
+    result: str
+
+
+CASES = {
+    "dask": Case({"engine": "dask"}, "dask", DASK, "tls://dask-head:8786", "285"),
+    "mars-xorbits": Case(
+        {"engine": "mars"}, "mars-xorbits", MARS.replace("PACKAGE", "xorbits._mars"), "http://mars-head:7104", "48.0"
+    ),
+    "mars-pymars": Case(
+        {"engine": "mars", "mars": {"distribution": "pymars"}}, "mars-pymars", MARS.replace("PACKAGE", "mars"),
+        "http://mars-head:7104", "48.0",
+    ),
+}  # fmt: skip
+
+
+class Outside:
+    """The engine's own client on this machine, in a Python that has it: it knows a port of the node, and what is in the
+    Secret."""
+
+    def __init__(self, kube: Kube, case: Case, manifests: Path) -> None:
+        self._kube, self._case = kube, case
+        described = build(case.spec).spec
+        needs = engines.get(described.engine).needs(described)
+        cache = Settings.from_environ(os.environ).cache_dir
+        self._python = str(Environments(cache).prepare(described.engine, needs, (), lambda _: None).python)
+        self._env = {"PATH": os.defpath, "HOME": str(manifests.parent)}
+        for name, content in secrets_in(manifests).items():
+            (manifests.parent / name).write_bytes(content)
+        if described.engine == "dask":
+            tls = "DASK_DISTRIBUTED__COMM__TLS__"
+            files = {"CA_FILE": "ca.pem", "CLIENT__CERT": "cert.pem", "CLIENT__KEY": "key.pem"}
+            self._env |= {f"{tls}{key}": str(manifests.parent / name) for key, name in files.items()}
+
+    def gets_it_from(self, workers: int) -> bool:
+        """Whether the program has the right result by now: while members come back one by one, it may also fail."""
+        try:
+            words = [self._python, "-c", self._case.program, self._address(), str(workers)]
+            done = subprocess.run(
+                words, env=self._env, cwd="/", capture_output=True, text=True, timeout=60, check=False
+            )
+        except (ValueError, subprocess.TimeoutExpired):  # ValueError: no head is ready
+            return False
+        return f"result {self._case.result}\n" in done.stdout
+
+    def _address(self) -> str:
+        """The head's port for clients, as the node has it."""
+        [pod] = [pod for pod in self._kube.pods("oars.dev/role=head") if is_ready(pod)]
+        listed = self._kube.api.get(self._kube.path("services"))["items"]
+        opened = {port["port"]: port["nodePort"] for each in listed for port in each["spec"]["ports"]}
+        inside = urlsplit(self._case.inside)
+        return f"{inside.scheme}://{pod['status']['hostIP']}:{opened[inside.port]}"
+
+
+def secrets_in(manifests: Path) -> dict[str, bytes]:
+    documents = [each for each in yaml.safe_load_all(manifests.read_text()) if each["kind"] == "Secret"]
+    return {name: base64.b64decode(text) for each in documents for name, text in each["data"].items()}
+
+
+def change_replicas(kube: Kube, manifests: Path, replicas: int) -> None:
+    """In the file, which is applied again."""
+    documents = list(yaml.safe_load_all(manifests.read_text()))
+    [workers] = [d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"].endswith("-worker")]
+    workers["spec"]["replicas"] = replicas
+    manifests.write_text(yaml.safe_dump_all(documents))
+    kube.kubectl("apply", "-f", str(manifests))
+
+
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("mars-xorbits", "mars-pymars")]
+
+
+@pytest.mark.parametrize("name", ["dask", *LONG])
+def test_it_lives_without_oars(kube: Kube, tmp_path: Path, outage: Outage, name: str) -> None:
+    """A client outside has its results all the time: with more workers, another worker, no containerd, another head."""
+    case, file = CASES[name], tmp_path / "cluster.yaml"
+    more = ("--set", "mars.distribution=pymars") if "mars" in case.spec else ()
+    file.write_text(render(kube, case.spec["engine"], case.image, 1, "--set", "expose.type=NodePort", *more))
+    kube.kubectl("apply", "-f", str(file))
+    until(one_of_each(kube, 1), 180)
+    assert f"result {case.result}" in run_in_head(kube, case.program, case.inside, "1"), (
+        "a worker whose pod is ready has joined"
+    )
+    client = Outside(kube, case, file)
+    assert client.gets_it_from(1)
+    change_replicas(kube, file, 2)
+    until(one_of_each(kube, 2), 120)
+    assert client.gets_it_from(2)
+    victim = pods(kube, "worker")[0]
+    kube.kubectl("delete", "pod", victim, seconds=120)
+    until(lambda: one_of_each(kube, 2, {victim})() and client.gets_it_from(2), 120)
+    restart_containerd(kube, outage)
+    until(lambda: client.gets_it_from(2), 120)
+    old = head(kube)
+    kube.kubectl("delete", "pod", old, "--grace-period=0", "--force", seconds=60)
+    until(lambda: one_of_each(kube, 2, {old})() and client.gets_it_from(2), 120)
+    kube.kubectl("delete", "-f", str(file), seconds=120)
+    until(lambda: not ours(kube), 90)

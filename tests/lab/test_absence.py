@@ -20,15 +20,32 @@ def test_on_kubernetes(kube_api):
 def test_that_breaks_things(lab):
     pass
 """
+PODS = """
+def test_of_pods(kube):
+    kube.image("base")
+"""
 
 
-def pytest_in(folder: Path, **changes: str) -> str:
-    """What a test run says in a changed environment."""
-    (folder / "test_probe.py").write_text(PROBE)
+def changed(folder: Path, **changes: str) -> dict[str, str]:
+    """An environment with a lab of its own, and no word of CI."""
     env = {key: value for key, value in os.environ.items() if key not in ("CI", "OARS_TEST_KUBECONFIG")}
-    env |= {"PYTHONPATH": str(ROOT), "OARS_LAB_DIR": str(folder / "lab"), **changes}
+    return env | {"PYTHONPATH": str(ROOT), "OARS_LAB_DIR": str(folder / "lab"), **changes}
+
+
+def pytest_in(folder: Path, probe: str = PROBE, **changes: str) -> str:
+    """What a test run says in a changed environment."""
+    (folder / "test_probe.py").write_text(probe)
+    env = changed(folder, **changes)
     words = [sys.executable, "-m", "pytest", "-p", "lab.fixtures", "-rA", "-p", "no:cacheprovider", "test_probe.py"]
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False).stdout
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=240, check=False).stdout
+
+
+def build_in(folder: Path, **changes: str) -> tuple[int, str]:
+    """How `make lab-build` ends in a changed environment, and what it says."""
+    env = changed(folder, **changes)
+    words = [sys.executable, "-m", "lab", "build"]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stderr
 
 
 def no_go(folder: Path) -> dict[str, str]:
@@ -48,6 +65,24 @@ def test_without_go_tests_fail_in_ci(tmp_path: Path) -> None:
     assert "install Go 1.24 or later" in said
 
 
+def test_without_go_nothing_is_built_and_the_tests_may_skip(tmp_path: Path) -> None:
+    code, said = build_in(tmp_path, **no_go(tmp_path))
+    assert code == 0
+    assert "install Go 1.24 or later. Tests on Kubernetes will be skipped." in said
+
+
+def test_without_go_building_fails_in_ci(tmp_path: Path) -> None:
+    code, said = build_in(tmp_path, CI="true", **no_go(tmp_path))
+    assert code == 1
+    assert said == "lab: The lab builds Kubernetes from source: install Go 1.24 or later.\n"
+
+
+def test_for_another_cluster_nothing_is_built(tmp_path: Path) -> None:
+    code, said = build_in(tmp_path, CI="true", OARS_TEST_KUBECONFIG="theirs", **no_go(tmp_path))
+    assert code == 0
+    assert said == "lab: nothing to build: OARS_TEST_KUBECONFIG names another cluster\n"
+
+
 def test_without_root_the_command_says_so() -> None:
     words = ["unshare", "--user", sys.executable, "-m", "lab", "up"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -58,8 +93,9 @@ def test_without_root_the_command_says_so() -> None:
 def test_another_cluster_can_be_used_instead(kube_api: Kube, tmp_path: Path) -> None:
     programs = Path(kube_api.cluster.program).parent
     path = {"PATH": f"{programs}:/usr/bin:/bin", "OARS_TEST_KUBECONFIG": str(kube_api.kubeconfig)}
-    said = pytest_in(tmp_path, **path)
-    assert "1 passed, 1 skipped" in said
+    said = pytest_in(tmp_path, PROBE + PODS, **path)
+    assert "1 passed, 2 skipped" in said
+    assert "This test runs pods of the lab's images" in said
     assert not (tmp_path / "lab").exists()
 
 

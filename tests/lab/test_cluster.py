@@ -1,13 +1,16 @@
 """What the fixtures promise: namespaces, simulated nodes, harm and its undoing."""
 
 import json
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 from lab.api import ApiError, Object
 from lab.cluster import Lab
-from lab.kube import Kube
+from lab.components import FOLLOWERS
+from lab.errors import LabError
+from lab.kube import Cluster, Kube, fresh_namespace
 from lab.wait import until
 
 from lab import dns
@@ -74,7 +77,8 @@ def test_exec_logs_and_names_on_the_real_node(kube: Kube, lab: Lab) -> None:
     assert kube.kubectl("exec", "sleeper", "--", "id", "-u").strip() == "1000"
     found = kube.kubectl("exec", "sleeper", "--", "getent", "hosts", "kubernetes.default")
     assert lab.network.kubernetes in found
-    assert dns.resolves(lab.network.dns, "kubernetes.default.svc.cluster.local")
+    where = lab.network.dns
+    until("DNS answers", lambda: dns.resolves(where, "kubernetes.default.svc.cluster.local"), 60)
 
 
 def test_nothing_leaves_the_machine(kube: Kube) -> None:
@@ -93,7 +97,7 @@ def test_taint(kube: Kube, taint: Harm) -> None:
             conditions = kube.pods("app=sleeper")[0]["status"].get("conditions", [])
             return any(part.get("reason") == "Unschedulable" for part in conditions)
 
-        until("the pod waits", unschedulable, 20)
+        until("the pod waits", unschedulable, 60)
     kube.await_ready("app=sleeper", 1)
 
 
@@ -117,10 +121,17 @@ def test_a_cut_pod_is_silent_and_heals(kube: Kube, cut: Harm) -> None:
         "-O-",
         f"http://{pod['status']['podIP']}:8000/",
     ]
-    assert "html" in kube.kubectl(*fetch)
+
+    def serves() -> bool:
+        try:
+            return "html" in kube.kubectl(*fetch)
+        except LabError:
+            return False
+
+    until("the server serves", serves, 60)
     with cut(pod), pytest.raises(Exception, match="failed"):
         kube.kubectl(*fetch)
-    assert "html" in kube.kubectl(*fetch)
+    until("the server serves again", serves, 60)
 
 
 @pytest.mark.parametrize("component", ["kube-apiserver", "kubelet", "containerd"])
@@ -137,7 +148,17 @@ def test_an_outage_does_not_touch_running_pods(kube: Kube, lab: Lab, outage: Har
         after["status"]["containerStatuses"][0]["containerID"]
         == before["status"]["containerStatuses"][0]["containerID"]
     )
-    assert kube.kubectl("exec", "sleeper", "--", "echo", "well").strip() == "well"
+    until("commands run in it", lambda: kube.runs("sleeper", "echo", "well"))
+
+
+def test_controllers_act_as_soon_as_the_api_server_is_back(lab: Lab, cluster: Cluster, outage: Harm) -> None:
+    before = [lab.component(name) for name in FOLLOWERS[:2]]
+    with outage("kube-apiserver"):
+        time.sleep(8)  # long enough for them to give up and wait: left alone they were away for 20 s
+    for name, old in zip(FOLLOWERS, before, strict=False):
+        assert lab.component(name) not in (None, old), f"{name} still waits"
+    with fresh_namespace(cluster, has_node=False) as kube:  # it has its service account
+        assert kube.api.healthy()
 
 
 def test_kubeconfig_works_for_kubectl(kube_api: Kube) -> None:

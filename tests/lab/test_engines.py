@@ -1,10 +1,12 @@
 """Real engines in real pods, by plain kubectl: the manifests other projects write, on the lab's images."""
 
+import http.client
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -23,10 +25,13 @@ def start(kube: Kube, manifest: str, **words: str) -> None:
     kube.kubectl("apply", "-f", "-", text=text)
 
 
-def fetch(url: str) -> bytes:
-    with urlopen(url, timeout=5) as answer:
-        content: bytes = answer.read()
-        return content
+def fetch(url: str) -> Any:
+    """The JSON served there; nothing, if there is no answer yet."""
+    try:
+        with urlopen(url, timeout=5) as answer:
+            return json.load(answer)
+    except (OSError, http.client.HTTPException):
+        return {}
 
 
 @contextmanager
@@ -40,9 +45,10 @@ def forwarded(kube: Kube, target: str, port: int) -> Iterator[int]:
         yield int(found[1])
     finally:
         process.terminate()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
+@pytest.mark.long
 def test_ray_head_and_three_workers(kube: Kube) -> None:
     start(kube, "ray.yaml", IMAGE=kube.image("ray"))
     kube.await_ready("component=ray-head", 1, 180)
@@ -71,7 +77,9 @@ def test_dask_scheduler_and_two_workers(kube: Kube) -> None:
     assert kube.kubectl("exec", "deploy/dask-worker", "--", "python", "-c", program).strip() == "90"
     assert "Scheduler at" in kube.kubectl("logs", "deploy/dask-scheduler")
     with forwarded(kube, "service/dask-head", 8787) as port:
-        assert json.loads(fetch(f"http://127.0.0.1:{port}/json/counts.json"))["workers"] == 2
+        counts = f"http://127.0.0.1:{port}/json/counts.json"
+        # A worker's page, and with it its pod, is ready before the worker has joined.
+        until("both workers have joined", lambda: fetch(counts).get("workers") == 2)
 
 
 def test_mars_supervisor_and_worker(kube: Kube) -> None:
@@ -82,8 +90,8 @@ def test_mars_supervisor_and_worker(kube: Kube) -> None:
 
     # The machine has a route to every pod of the lab: no forwarding is needed.
     def joined() -> bool:
-        nodes = json.loads(fetch(f"http://{supervisor['status']['podIP']}:7104/api/cluster/nodes?role=1"))
-        return len(nodes["nodes"]) == 1
+        found = fetch(f"http://{supervisor['status']['podIP']}:7104/api/cluster/nodes?role=1")
+        return len(found.get("nodes", ())) == 1
 
     until("the worker has joined", joined, 120, 0.5)
 

@@ -1,19 +1,24 @@
 """The fault proxy before a real apiserver, with a real kubectl and a plain client as its clients."""
 
 import json
+import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from lab.api import Api, ApiError, connect
 from lab.errors import LabError
-from lab.faultproxy import FaultProxy
+from lab.faultproxy import FaultProxy, running
 from lab.faults import Answer, Delay, Drop, EndWatch, Rule, Script, Stale, die_after
 from lab.kube import Kube
 from lab.run import run
+from lab.wait import until
 
 Start = Callable[..., FaultProxy]
+SOON = 25  # seconds; the client itself gives up after 30 without a word
 
 
 def client(proxy: FaultProxy) -> Api:
@@ -92,12 +97,99 @@ def test_death_at_every_write(kube_api: Kube, fault_proxy: Start, write: int, ap
     mortal.get(kube_api.path("configmaps"))
 
 
+class SlowServer(ThreadingHTTPServer):
+    """In the API server's place: remembers what was written, and answers writes when it is told to."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), SlowHandler)
+        self.written: list[str] = []
+        self.may_answer = threading.Event()
+
+
+class SlowHandler(BaseHTTPRequestHandler):
+    server: SlowServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.written.append(json.loads(body)["metadata"]["name"])
+        self.server.may_answer.wait(60)
+        self.answer()
+
+    def answer(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """In silence."""
+
+
+@pytest.fixture
+def slow_server() -> Iterator[SlowServer]:
+    with SlowServer() as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.may_answer.set()
+        server.shutdown()
+
+
+def write(name: str) -> bytes:
+    body = json.dumps(config_map(name))
+    return f"POST /api/v1/namespaces/n/configmaps HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the other end closes."""
+    found = b""
+    try:
+        while part := connection.recv(4096):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_dead_write_nothing_more_on_another_connection(slow_server: SlowServer, delayed: bool) -> None:
+    """While the last write is on its way the other connection is still open."""
+    upstream = Api(f"http://127.0.0.1:{slow_server.server_port}", ssl.create_default_context())
+    rules = [Rule(Delay(2), verb="create", name="late"), die_after(1)]
+    with running(FaultProxy(upstream, Script(rules))) as proxy:
+        port = int(proxy.address.rpartition(":")[2])
+        with (
+            socket.create_connection(("127.0.0.1", port), 60) as one,
+            socket.create_connection(("127.0.0.1", port), 60) as other,
+        ):
+            other.sendall(b"GET /version HTTP/1.1\r\n\r\n")
+            assert other.recv(4096).startswith(b"HTTP/1.1 200")
+            if delayed:
+                other.sendall(write("late"))
+                until("it waits", lambda: proxy.count(name="late") == 1, 60)
+            one.sendall(write("last"))
+            until("it is written", lambda: slow_server.written == ["last"], 60)
+            assert proxy.dead
+            if not delayed:
+                other.sendall(write("later"))
+            everything(other)
+            slow_server.may_answer.set()
+            assert everything(one) == b"", "it never hears of it"
+    assert slow_server.written == ["last"]
+
+
 class Watch:
     """A watch by kubectl through the proxy, running beside the test."""
 
     def __init__(self, kube: Kube, proxy: FaultProxy) -> None:
         self.path = (
-            f"{kube.path('configmaps')}?watch=true&timeoutSeconds=8&fieldSelector=metadata.name!=kube-root-ca.crt"
+            f"{kube.path('configmaps')}?watch=true&timeoutSeconds=120&fieldSelector=metadata.name!=kube-root-ca.crt"
         )
         self.api = client(proxy)
         self.lines: list[str] = []
@@ -124,13 +216,13 @@ def start_watch(kube: Kube, proxy: FaultProxy) -> Watch:
 
 def test_a_cut_watch(kube_api: Kube, fault_proxy: Start) -> None:
     watch = start_watch(kube_api, fault_proxy([Rule(EndWatch(events=2), verb="watch")]))
-    assert watch.ended(5)
+    assert watch.ended(SOON)
     assert "IncompleteRead" in watch.error or "closed" in watch.error
 
 
 def test_an_expired_watch(kube_api: Kube, fault_proxy: Start) -> None:
     watch = start_watch(kube_api, fault_proxy([Rule(EndWatch(events=1, how="expired"), verb="watch")]))
-    assert watch.ended(5)
+    assert watch.ended(SOON)
     events = [json.loads(line) for line in watch.lines]
     assert [event["type"] for event in events] == ["ADDED", "ERROR"]
     assert events[1]["object"]["code"] == 410
@@ -139,9 +231,10 @@ def test_an_expired_watch(kube_api: Kube, fault_proxy: Start) -> None:
 def test_a_silent_watch(kube_api: Kube, fault_proxy: Start) -> None:
     proxy = fault_proxy([Rule(EndWatch(events=1, how="silent"), verb="watch")])
     watch = start_watch(kube_api, proxy)
+    until("the watch is there", lambda: proxy.count(verb="watch") == 1)
     assert not watch.ended(1.5), "a silent watch does not end by itself"
     proxy.hang_up()
-    assert watch.ended(5)
+    assert watch.ended(SOON)
 
 
 def test_the_script_can_change_while_it_runs(kube_api: Kube, fault_proxy: Start) -> None:

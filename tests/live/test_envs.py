@@ -68,7 +68,7 @@ esac
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < until, "waited too long"
@@ -76,27 +76,30 @@ def wait_for(what: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def alive(pid_file: Path) -> bool:
+    """Not before its number is written: the file is there a moment earlier, and /proc itself has a `stat`."""
     try:
-        state = Path(f"/proc/{pid_file.read_text().strip()}/stat").read_text()
+        pid = pid_file.read_text().strip()
+        state = Path(f"/proc/{pid}/stat").read_text() if pid else ""
     except OSError:
         return False
-    return state.rpartition(")")[2].split()[0] != "Z"
+    return bool(state) and state.rpartition(")")[2].split()[0] != "Z"
 
 
 def left(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "envs").iterdir())
 
 
-def test_built_once_then_used(prepare: Prepare, tmp_path: Path, said: list[str]) -> None:
+def test_built_once_then_used(
+    prepare: Prepare, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = prepare()
     assert (env.version, env.cached) == ("8.4.0", False)
     show = [str(env.python), "-c", "import natsort; print(natsort.__version__)"]
     out = subprocess.run(show, capture_output=True, text=True, timeout=30, check=True)
     assert out.stdout == "8.4.0\n"
     assert any("resolved 1 package" in line for line in said) and said[-1].startswith("the toy environment: ready")
-    started = time.monotonic()
+    monkeypatch.setattr(program, "run", None)  # the second time uv is not asked
     assert prepare() == PythonEnv(env.python, env.version, env.key, cached=True)
-    assert time.monotonic() - started < 0.5
     assert left(tmp_path) == [env.key]
     assert list(env.python.parents[1].rglob("__pycache__/natsort*.pyc"))
 
@@ -192,8 +195,8 @@ def test_a_deadline(
     prepare: Prepare, slow_uv: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "QUIET", 0.3)
-    with pytest.raises(TimedOut, match=r"not ready after \d s; it was still resolving"):
-        prepare(uv=str(slow_uv), timeout=2.0)
+    with pytest.raises(TimedOut, match=r"not ready after \d+ s; it was still resolving"):
+        prepare(uv=str(slow_uv), timeout=10.0)
     assert not alive(tmp_path / "pid") and left(tmp_path) == []
     assert any("downloading all of it" in line for line in said)
     assert any("still resolving" in line for line in said)
@@ -225,7 +228,7 @@ def test_called_off_from_another_thread(slow_uv: Path, tmp_path: Path) -> None:
     thread.start()
     wait_for(lambda: alive(tmp_path / "pid"))
     environments.cancel()
-    thread.join(10)
+    thread.join(60)
     assert [type(error) for error in caught] == [Interrupted]
     assert not alive(tmp_path / "pid") and left(tmp_path) == []
 
@@ -238,11 +241,11 @@ def test_interrupted_or_killed(prepare: Prepare, slow_uv: Path, tmp_path: Path, 
     try:
         wait_for(lambda: alive(tmp_path / "pid"))
         child.send_signal(number)
-        child.wait(10)
+        child.wait(60)
     finally:
         child.kill()
-        child.wait(10)
-    wait_for(lambda: not alive(tmp_path / "pid"), 5)
+        child.wait(60)
+    wait_for(lambda: not alive(tmp_path / "pid"))
     if number == signal.SIGINT:
         assert left(tmp_path) == []
     env = prepare()

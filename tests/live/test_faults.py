@@ -41,7 +41,7 @@ def directory(own_state: Path) -> ClusterDir:
     return ClusterDir(own_state / "clusters/demo")
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> float:
+def until(condition: Callable[[], object], seconds: float = 60.0) -> float:
     """How long it took; an error if it took too long."""
     start = time.monotonic()
     while not condition():
@@ -61,10 +61,18 @@ def kill(pid: int | None) -> None:
 
 def keeper_pid(directory: ClusterDir) -> int:
     for pid in process.all_pids():
-        command = (process.PROC / str(pid) / "cmdline").read_bytes() if process.start_of(pid) else b""
+        command = content(process.PROC / str(pid) / "cmdline")
         if b"oars.keeper" in command and command.rstrip(b"\0").endswith(str(directory.path).encode()):
             return pid
     raise AssertionError("there is no keeper")
+
+
+def content(path: Path) -> bytes:
+    """Nothing, if it went while we looked: processes end, and keepers replace their files."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def start_script(code: str) -> subprocess.Popen[str]:
@@ -76,7 +84,7 @@ class TestHealing:
         before = pids(toy)
         kill(before["worker-1"])
         until(lambda: pids(toy)["worker-1"] not in (None, before["worker-1"]))
-        status = toy.wait(timeout="10s")
+        status = toy.wait(timeout="60s")
         member = next(m for m in status.members if m.id == "worker-1")
         assert member.phase is Phase.READY and "SIGKILL" in member.reason
         (cause,) = toy.why()
@@ -87,7 +95,7 @@ class TestHealing:
         before, address = pids(toy), toy.address
         kill(before["head"])
         until(lambda: pids(toy).get("head") not in (None, before["head"]))
-        toy.wait(timeout="20s")
+        toy.wait(timeout="60s")
         assert toy.address == address
         assert set(toy.client().workers()) == {"worker-0", "worker-1"}
         assert not set(pids(toy).values()) & set(before.values())
@@ -97,13 +105,13 @@ class TestHealing:
         with Cluster(_spec(spec), timeout="60s") as cluster:
             cluster.scale(4)
             with pytest.raises(StartFailed, match="dies again and again") as caught:
-                cluster.wait(timeout="30s")
+                cluster.wait(timeout="90s")
             assert "missing_thing" in str(caught.value) and "packages" in caught.value.hint
+            until(lambda: cluster.status().ready == 3)
             status = cluster.status()
             assert status.phase is Phase.DEGRADED and status.reason == "CrashLoop"
-            assert status.ready == 3
             cluster.scale(3)
-            assert cluster.wait(timeout="20s").phase is Phase.READY
+            assert cluster.wait(timeout="60s").phase is Phase.READY
 
     def test_a_cluster_that_cannot_start_says_why_and_is_taken_away(self, own_state: Path) -> None:
         with pytest.raises(StartFailed) as caught:
@@ -115,10 +123,18 @@ class TestHealing:
     def test_a_wait_that_ends_in_vain_says_what_it_waited_for(self) -> None:
         spec = _spec({"engine": "toy", "workers": [{"replicas": 1, "env": {"TOY_WAIT": "60"}}]})
         with pytest.raises(OarsError) as caught:
-            Cluster(spec, timeout="8s")
+            Cluster(spec, timeout="12s")
         assert caught.value.exit_code == 4
         assert "0 of 1 workers are ready" in caught.value.message and "worker-0" in caught.value.message
         assert any("toy worker worker-0 starts" in line for line in caught.value.details)
+
+
+def test_text_of_a_user_that_looks_like_a_template_reaches_the_members_as_it_is() -> None:
+    said = {"PATH_X": "$(HOME)/bin", "TEXT": "$$(host)"}
+    with Cluster(_spec({"engine": "toy", "workers": 1, "env": said}), timeout="60s") as cluster:
+        for pid in pids(cluster).values():
+            variables = content(process.PROC / str(pid) / "environ").split(b"\0")
+            assert {f"{name}={text}".encode() for name, text in said.items()} <= set(variables)
 
 
 class TestScaling:
@@ -127,7 +143,7 @@ class TestScaling:
         client.put("worker-0", "a")
         client.put("worker-1", "b")
         toy.scale(1)
-        toy.wait(timeout="10s")
+        toy.wait(timeout="60s")
         (left,) = client.workers().values()
         assert sorted(left["items"]) == ["a", "b"]
 
@@ -140,14 +156,14 @@ class TestScaling:
         assert len(client.workers()) == 2
         assert toy.status().groups[0].ready == 1
         toy.scale(1, force=True)
-        toy.wait(timeout="10s")
+        toy.wait(timeout="60s")
         assert len(client.workers()) == 1
 
     def test_groups_scale_by_themselves(self) -> None:
         spec = _spec({"engine": "toy", "workers": [{"replicas": 1}, {"name": "gpu", "replicas": 0}]})
         with Cluster(spec, timeout="60s") as cluster:
             cluster.scale(2, group="gpu")
-            assert {g.name: g.ready for g in cluster.wait(timeout="10s").groups} == {"default": 1, "gpu": 2}
+            assert {g.name: g.ready for g in cluster.wait(timeout="60s").groups} == {"default": 1, "gpu": 2}
             assert {"gpu-0", "gpu-1", "worker-0"} <= set(pids(cluster))
             with pytest.raises(NotFound, match="no worker group 'cpu'"):
                 cluster.scale(2, group="cpu")
@@ -169,7 +185,7 @@ class TestOwners:
     def test_a_killed_owner_leaves_nothing(self, own_state: Path) -> None:
         with self._run("input()") as script:
             script.kill()
-        assert until(lambda: self._all_gone(own_state), 10) < 10
+        until(lambda: self._all_gone(own_state))
 
     @pytest.mark.parametrize("then", ["", "del c", "c.close()", "raise SystemExit(3)", "1/0"])
     def test_every_way_out_stops_it(self, own_state: Path, then: str) -> None:
@@ -184,8 +200,8 @@ class TestOwners:
         with script:
             until(lambda: (own_state / "clusters/demo/cluster.json").exists())
             script.send_signal(signal.SIGINT)
-            script.wait(30)
-        until(lambda: self._all_gone(own_state), 10)
+            script.wait(60)
+        until(lambda: self._all_gone(own_state))
 
     def test_a_fork_of_the_owner_does_not_stop_it(self, own_state: Path) -> None:
         fork = "import os; pid = os.fork();\nif pid == 0: raise SystemExit\n"
@@ -222,7 +238,7 @@ class TestKeeper:
         os.kill(first, signal.SIGKILL)
         until(lambda: process.start_of(first) is None)
         kill(before["worker-0"])
-        assert toy.wait(timeout="20s").phase is Phase.READY
+        assert toy.wait(timeout="60s").phase is Phase.READY
         assert pids(toy)["worker-0"] != before["worker-0"]
         assert pids(toy)["worker-1"] == before["worker-1"]
 
@@ -255,7 +271,7 @@ class TestKeeper:
             book = read_book(directory.ledger_file)
             entries = {m: replace(e, pid=stranger.pid) if e.pid == victim else e for m, e in book.entries.items()}
             write_book(directory.ledger_file, replace(book, entries=entries))
-            toy.wait(timeout="20s")
+            toy.wait(timeout="60s")
             assert pids(toy)["worker-0"] != stranger.pid
             toy.close()
             assert stranger.poll() is None
@@ -302,7 +318,7 @@ class TestPrivacy:
     def test_files_are_for_the_owner_only(self, toy: Cluster, own_state: Path) -> None:
         for path in own_state.rglob("*"):
             if not path.is_symlink() and not path.is_socket():
-                assert path.stat().st_mode & 0o077 == 0, f"{path} can be read by others"
+                assert mode(path) & 0o077 == 0, f"{path} can be read by others"
 
     def test_secrets_are_in_files_only(self, toy: Cluster, directory: ClusterDir) -> None:
         token = (directory.secrets / "token").read_text()
@@ -310,7 +326,7 @@ class TestPrivacy:
             for name in ("cmdline", "environ"):
                 assert token.encode() not in (process.PROC / str(pid) / name).read_bytes()
         others = [path for path in directory.path.rglob("*") if path.is_file() and path.parent != directory.secrets]
-        assert not [path for path in others if token in path.read_text(errors="replace")]
+        assert not [path for path in others if token.encode() in content(path)]
 
 
 class TestDisk:
@@ -338,6 +354,14 @@ def test_logs_of_one_of_all_and_as_they_come(toy: Cluster) -> None:
     assert any("GET /workers" in line for line in [next(lines) for _ in range(3)])
     with pytest.raises(NotFound, match="no member 'worker-9'"):
         toy.logs("worker-9")
+
+
+def mode(path: Path) -> int:
+    """Nothing is allowed to anybody, if it went while we looked."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return 0
 
 
 def _spec(data: dict[str, object]) -> ClusterSpec:

@@ -11,7 +11,7 @@ import pytest
 
 from oars.operator import crd
 from oars.spec import resources
-from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, WorkerGroup
+from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, WorkerGroup, check_namespace
 from oars.spec.status import GroupStatus, Phase, Status
 
 SPEC = crd.spec_schema()
@@ -90,6 +90,18 @@ def test_a_rule_about_a_field_escapes_the_words_of_cel() -> None:
     rules = " ".join(each["rule"] for each in SPEC["x-kubernetes-validations"])
     assert "self.__namespace__.name" in rules
     assert "self.namespace" not in rules
+
+
+@pytest.mark.parametrize("name", ["1a", "a" * 63, "a" * 64, "-a", "a-", "A"])
+def test_namespaces_are_those_of_the_model(name: str) -> None:
+    schema = properties("namespace")["name"]
+    taken = len(name) <= schema["maxLength"] and bool(re.search(schema["pattern"], name))
+    try:
+        check_namespace(name)
+    except ValueError:
+        assert not taken
+    else:
+        assert taken
 
 
 def test_bounds_are_those_of_the_models() -> None:

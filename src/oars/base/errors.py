@@ -77,6 +77,10 @@ class EngineMissing(OarsError):
     """This Python cannot import the engine."""
 
 
+class VersionMismatch(OarsError):
+    """This Python, or the engine in it, is of another version than the cluster's."""
+
+
 class EnvironmentFailed(OarsError):
     """An engine's environment could not be built."""
 

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+MOST_NAMES = 10
+
+
+def listed(names: Sequence[str]) -> str:
+    """For a line of a log: a thousand names would hide the rest."""
+    more = len(names) - MOST_NAMES
+    return ",".join(names) if more <= 0 else f"{','.join(names[:MOST_NAMES])} and {more} more"
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:

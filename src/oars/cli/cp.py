@@ -11,7 +11,7 @@ import click
 
 from oars.base.errors import UsageError
 from oars.cli import running
-from oars.cli.options import quiet_option, where_options
+from oars.cli.options import container_option, quiet_option, where_options
 from oars.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ class Far:
 @click.command()
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
+@container_option
 @where_options
 @quiet_option
-def cp(source: str, target: str, where: Where, quiet: bool) -> None:
+def cp(source: str, target: str, container: str | None, where: Where, quiet: bool) -> None:
     """Copy a file or directory to a member of a cluster on Kubernetes, or from it. One end is NAME[:MEMBER]:PATH.
 
     \b
@@ -48,7 +49,7 @@ def cp(source: str, target: str, where: Where, quiet: bool) -> None:
         raise UsageError("One end must be NAME:PATH of a cluster, and the other a path of this machine.", hint)
     with Progress(quiet=quiet) as progress:
         progress(f"copying {source} to {target}")
-        running.run(_copy(ends, source, target, where))
+        running.run(_copy(ends, source, target, container, where))
 
 
 def far(word: str) -> Far | None:
@@ -57,7 +58,9 @@ def far(word: str) -> Far | None:
     return Far(found["name"], found["member"] or "head", found["path"]) if found else None
 
 
-async def _copy(ends: tuple[Far | None, Far | None], source: str, target: str, where: Where) -> None:
+async def _copy(
+    ends: tuple[Far | None, Far | None], source: str, target: str, container: str | None, where: Where
+) -> None:
     from oars.cli import finding, inside
     from oars.kube.streams import copy_from, copy_to
 
@@ -65,7 +68,7 @@ async def _copy(ends: tuple[Far | None, Far | None], source: str, target: str, w
     assert there is not None
     async with finding.home_of(there.name, where) as home:
         kube = finding.only_kubernetes(home, there.name, HERE)
-        spot = await inside.spot_of(kube, there.name, there.member)
+        spot = await inside.spot_of(kube, there.name, there.member, container)
         if ends[0] is None:
             await copy_to(kube.client, spot.namespace, spot.pod, Path(source), there.path, spot.container)
         else:

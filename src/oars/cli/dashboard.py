@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from oars.client.home import Home
     from oars.client.homes import Where
     from oars.client.kubernetes import KubeHome
+    from oars.engines.base import Access
 
 _PORT = re.compile(r"\$\(head\.(?!host\))([\w-]+)\)")
 Port = click.IntRange(1, 65535)
@@ -45,22 +46,34 @@ async def _show(name: str, where: Where, port: int | None, *, browse: bool) -> N
     async with finding.home_of(name, where) as home:
         kube = finding.in_kubernetes(home)
         if kube is None:
-            _tell(await _here(home, name, port), browse=browse)
+            access = await _here(home, name, port)
+            _tell(access.dashboard, f"cat {access.page_secret}" if access.page_secret else "", browse=browse)
             return
+        command = await _secret_command(kube, name, where)
         async with _forward(kube, name, port or 0) as address:
-            _tell(address, browse=browse)
+            _tell(address, command, browse=browse)
             say("Ctrl-C ends it.")
             await asyncio.Event().wait()
 
 
-async def _here(home: Home, name: str, port: int | None) -> str:
+async def _secret_command(home: KubeHome, name: str, where: Where) -> str:
+    """What prints the secret that the page asks for, which is a file in the head's pod; empty if it asks for none."""
+    from oars.cli import finding, inside
+    from oars.places.kube.values import SECRETS
+
+    secret = (await inside.described(home, name)).shape.page_secret
+    words = finding.where_words(where, home.namespace_of(name))
+    return f"oars exec {name}{words} -- cat {SECRETS}/{secret}" if secret else ""
+
+
+async def _here(home: Home, name: str, port: int | None) -> Access:
     if port is not None:
         raise UsageError("--port is about Kubernetes, and the cluster runs on this machine.", "Leave it out.")
     await home.report(name)  # a dead keeper is replaced before anyone relies on the cluster
-    address = home.access(name).dashboard
-    if not address:
+    access = home.access(name)
+    if not access.dashboard:
         raise _missing(name)
-    return address
+    return access
 
 
 @asynccontextmanager
@@ -101,8 +114,10 @@ def _missing(name: str) -> NotFound:
     return NotFound(f"The engine of {name!r} has no page of its own.", f"`oars status {name}` says how it is.")
 
 
-def _tell(address: str, *, browse: bool) -> None:
+def _tell(address: str, secret_command: str, *, browse: bool) -> None:
     show.write(address)
+    if secret_command:
+        say(f"The page asks for the cluster's token. This prints it: {secret_command}")
     if browse:
         import webbrowser
 

@@ -45,7 +45,7 @@ async def look(name: str, spec: ClusterSpec, where: Where) -> Found:
 
 def whereabouts(name: str, spec: ClusterSpec, where: Where) -> Where:
     """Where to look, by options and description. A description that says local may have said nothing."""
-    namespace = where.namespace or spec.namespace.name or (name if spec.namespace.create else None)
+    namespace = spec.namespace_for(name, where.namespace)
     far = spec.place == "kubernetes" or bool(namespace)
     return replace(where, place=where.place or ("kubernetes" if far else None), namespace=namespace)
 
@@ -61,7 +61,6 @@ async def _between(home: Home, name: str, spec: ClusterSpec) -> tuple[Change, ..
     if kube is None:
         return tuple(on_this_machine(before, spec))
     engine = engines.get(spec.engine)
-    engine.check(spec)
     namespace = kube.namespace_of(name)
     old = describe(name, namespace, before, engines.get(before.engine))
     return compare(old, describe(name, namespace, spec, engine))

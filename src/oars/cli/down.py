@@ -65,7 +65,7 @@ async def _stop(name: str, where: Where, seconds: float) -> OarsError | None:
     from oars.cli import finding
 
     try:
-        async with finding.home_of(name, where) as home:
+        async with finding.home_of(name, where, remains=True) as home:
             if await home.stop(name, wait=seconds):
                 return None
     except OarsError as error:

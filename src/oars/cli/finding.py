@@ -27,20 +27,19 @@ ATTACH_SECONDS = 40.0  # a keeper that was gone has 20 to come back
 
 
 @asynccontextmanager
-async def home_of(name: str, where: Where) -> AsyncIterator[Home]:
-    """The home that has the cluster, let go at the end."""
-    home = await find(name, where)
+async def home_of(name: str, where: Where, *, remains: bool = False) -> AsyncIterator[Home]:
+    """The home that has the cluster or, if that will do, what remains of it; let go at the end."""
+    home = await find(name, where, remains=remains)
     try:
         yield home
     finally:
         await home.close()
 
 
-async def find(name: str, where: Where) -> Home:
+async def find(name: str, where: Where, *, remains: bool = False) -> Home:
     """The same, to be let go by the caller."""
     try:
-        async with asyncio.timeout(FIND_SECONDS):
-            return await find_home(name, where, os.environ)
+        return await find_home(name, where, os.environ, FIND_SECONDS, remains=remains)
     except TimeoutError:
         hint = "Check that the API server can be reached, or say `--place local`."
         sentence = f"There is no cluster {name!r} on this machine, and Kubernetes did not answer"
@@ -99,11 +98,12 @@ async def report(name: str, where: Where) -> Report:
 
 async def attach(name: str, where: Where, progress: Progress) -> AsyncCluster:
     """The cluster as an object, to be closed by the caller."""
-    from oars.client.cluster import AsyncCluster
+    from oars.client.cluster import attach_at
 
+    home = await find(name, where)
     try:
         async with asyncio.timeout(ATTACH_SECONDS):
-            return await AsyncCluster.attach(name, progress=progress, where=where)
+            return await attach_at(home, name, progress=progress, where=where)
     except TimeoutError:
         hint = f"`oars status {name}` says how it is."
         raise TimedOut(f"Nobody tells how {name!r} is now.", hint) from None
@@ -113,5 +113,5 @@ def where_words(where: Where | None, namespace: str = "") -> str:
     """Options that a next command needs to find the same cluster, to stand after its name."""
     if where is None:
         return ""
-    said = {"--kubeconfig": where.kubeconfig, "--context": where.context, "-n": where.namespace or namespace}
+    said = {"--kubeconfig": where.kubeconfig, "--context": where.context, "-n": namespace or where.namespace}
     return "".join(f" {option} {value}" for option, value in said.items() if value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,14 +45,16 @@ _READ_STDIN = "import sys; exec(compile(sys.stdin.read(), '<stdin>', 'exec'))"
 
 @dataclass(frozen=True)
 class Spot:
-    """A container."""
+    """A container; `is_own`: the one that makes the pod a member."""
 
     namespace: str
     pod: str
     container: str
+    is_own: bool = True
 
 
-async def spot_of(home: KubeHome, name: str, member: str = HEAD) -> Spot:
+async def spot_of(home: KubeHome, name: str, member: str = HEAD, container: str | None = None) -> Spot:
+    """Without a container it is the member's own."""
     pods = await home.pods(name)
     if member not in pods:
         if member == HEAD:
@@ -60,7 +62,17 @@ async def spot_of(home: KubeHome, name: str, member: str = HEAD) -> Spot:
         meant = suggest(member, pods)
         raise NotFound(f"The cluster {name!r} has no member {member!r}.{meant}", f"It has: {', '.join(pods)}.")
     pod = pods[member]
-    return Spot(home.namespace_of(name), pod["metadata"]["name"], observe.role(pod).value)
+    own = observe.role(pod).value
+    if container is not None:
+        check_container(container, observe.containers(pod))
+    return Spot(home.namespace_of(name), pod["metadata"]["name"], container or own, container in (None, own))
+
+
+def check_container(container: str, known: Iterable[str]) -> None:
+    there = list(dict.fromkeys(known))
+    if container not in there:
+        hint = f"There are: {', '.join(there)}." if there else "There is no pod now."
+        raise NotFound(f"There is no container {container!r}.{suggest(container, there)}", hint)
 
 
 async def described(home: KubeHome, name: str) -> Cluster:
@@ -93,12 +105,17 @@ def python(env: dict[str, str], *, interactive: bool) -> list[str]:
     return ["python", "-q", "-i", "-c", f"{_EDITING}\n{begin}\n{_GREETING.format(**facts)}"]
 
 
-async def run(home: KubeHome, name: str, command: Sequence[str]) -> int:
-    """The command in the head pod, or Python if there is none; its exit code."""
-    env = driver_env(await described(home, name))
-    spot = await spot_of(home, name)
+async def run(
+    home: KubeHome, name: str, command: Sequence[str], member: str = HEAD, container: str | None = None
+) -> int:
+    """The command in a pod, or Python if there is none; its exit code. In a container that is not a member's own the
+    command is run as it is: what finds the cluster is not there, and perhaps not even `env`."""
+    spot = await spot_of(home, name, member, container)
     raw = terminal.is_terminal()
-    words = with_env(env, command or python(env, interactive=raw))
+    words = list(command)
+    if spot.is_own:
+        env = driver_env(await described(home, name))
+        words = with_env(env, command or python(env, interactive=raw))
     session = await execute(
         home.client, spot.namespace, spot.pod, words, container=spot.container, stdin=True, tty=raw
     )  # fmt: skip

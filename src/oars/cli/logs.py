@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,14 +15,17 @@ from oars.base.errors import NotFound, OarsError
 from oars.base.words import suggest
 from oars.cli import names, running, show
 from oars.cli.fail import say
-from oars.cli.options import name_argument, where_options
+from oars.cli.options import container_option, name_argument, where_options
 from oars.cli.show import output_option
+from oars.client.home import Reading
+from oars.kube.errors import is_passing
 
 if TYPE_CHECKING:
-    from oars.client.home import Home
+    from oars.client.home import Containers, Home
     from oars.client.homes import Where
 
 LOOK_SECONDS = 1.0  # between looks for members that are new
+SAY_AGAIN = 60.0  # seconds; the same words so long after are about another time
 
 Write = Callable[[str, str], None]
 
@@ -34,6 +38,7 @@ class Wanted:
     follow: bool
     tail: int | None
     previous: bool
+    container: str | None
 
 
 @click.command()
@@ -42,6 +47,7 @@ class Wanted:
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until the cluster is gone.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each member.")
 @click.option("-p", "--previous", is_flag=True, help="Kubernetes: of the container before the last restart.")
+@container_option
 @where_options
 @output_option
 def logs(name: str, where: Where, output: str, **wanted: Any) -> None:
@@ -53,7 +59,7 @@ async def _logs(name: str, where: Where, wanted: Wanted, output: str) -> None:
     from oars.cli import finding
 
     async with finding.home_of(name, where) as home:
-        known = await _members(home, name, wanted.member)
+        known = await _members(home, name, wanted)
         if output == "name":
             show.emit(output, known, known, lambda _: "")
             return
@@ -64,14 +70,27 @@ async def _logs(name: str, where: Where, wanted: Wanted, output: str) -> None:
             await _print(home, name, known, wanted, write)
 
 
-async def _members(home: Home, name: str, member: str | None) -> Sequence[str]:
-    known = await home.members(name)
-    if member is None:
-        return known
-    if member not in known:
-        meant = suggest(member, known)
-        raise NotFound(f"The cluster {name!r} has no member {member!r}.{meant}", f"It has: {', '.join(known)}.")
-    return [member]
+async def _members(home: Home, name: str, wanted: Wanted) -> Sequence[str]:
+    """Those whose log is asked for, or what is wrong with the question."""
+    listed = await home.containers(name)
+    if wanted.member is not None and wanted.member not in listed:
+        meant = suggest(wanted.member, listed)
+        sentence = f"The cluster {name!r} has no member {wanted.member!r}.{meant}"
+        raise NotFound(sentence, f"It has: {', '.join(listed)}.")
+    if wanted.container is not None:
+        from oars.cli import finding, inside
+
+        finding.only_kubernetes(home, name, "Its members have no containers: leave out --container.")
+        asked = [listed[wanted.member]] if wanted.member else listed.values()
+        inside.check_container(wanted.container, [container for each in asked for container in each])
+    return _matching(listed, wanted)
+
+
+def _matching(listed: Containers, wanted: Wanted) -> list[str]:
+    return [
+        member for member, containers in listed.items()
+        if wanted.member in (None, member) and (wanted.container is None or wanted.container in containers)
+    ]  # fmt: skip
 
 
 def _writer(output: str, *, prefix: bool) -> Write:
@@ -87,9 +106,10 @@ def _writer(output: str, *, prefix: bool) -> Write:
 
 async def _print(home: Home, name: str, members: Sequence[str], wanted: Wanted, write: Write) -> None:
     """One that has nothing to tell (a container that waits, no previous one) is no reason to hide the others."""
+    how = Reading(tail=wanted.tail, previous=wanted.previous, container=wanted.container or "")
     for member in members:
         try:
-            async for line in home.lines(name, member, tail=wanted.tail, previous=wanted.previous):
+            async for line in home.lines(name, member, how):
                 write(member, line)
         except OarsError as error:
             if wanted.member is not None:
@@ -98,36 +118,52 @@ async def _print(home: Home, name: str, members: Sequence[str], wanted: Wanted, 
 
 
 async def _follow(home: Home, name: str, wanted: Wanted, write: Write) -> None:
-    """All at once; members that come later are followed too."""
+    """All at once; members that come later are followed too, and one that comes back is again."""
     followed: dict[str, asyncio.Task[None]] = {}
+    how = Reading(follow=True, tail=wanted.tail, container=wanted.container or "", told=Notes())
     try:
-        while (there := await _still_there(home, name)) is not None:
-            for each in [wanted.member] if wanted.member else there:
+        while (there := await _still_there(home, name, wanted)) is not None:
+            for each in there:
                 if each not in followed:
-                    followed[each] = asyncio.create_task(_pour(home, name, each, wanted.tail, write))
-            if not followed:
-                await asyncio.sleep(LOOK_SECONDS)
-                continue
-            done, _ = await asyncio.wait(followed.values(), timeout=LOOK_SECONDS)
-            for task in done:
-                task.result()  # such as a reader that went away
-            if len(done) == len(followed):
-                await asyncio.sleep(LOOK_SECONDS)
+                    followed[each] = asyncio.create_task(_pour(home, name, each, how, write))
+            await asyncio.sleep(LOOK_SECONDS)
+            for each in [member for member, task in followed.items() if task.done()]:
+                followed.pop(each).result()  # such as a reader that went away
     finally:
         for task in followed.values():
             task.cancel()
         await asyncio.gather(*followed.values(), return_exceptions=True)
 
 
-async def _still_there(home: Home, name: str) -> Sequence[str] | None:
-    """Its members; None: the cluster is gone."""
+async def _still_there(home: Home, name: str, wanted: Wanted) -> Sequence[str] | None:
+    """The members to follow, as far as is known now; None: the cluster is gone."""
     try:
-        found = await home.members(name)
+        listed = await home.containers(name)
+        if not listed and name not in await home.names():
+            return None
     except NotFound:
         return None
-    return found if found or name in await home.names() else None
+    except OarsError as error:
+        if not is_passing(error):
+            raise
+        return ()  # those that are followed wait for an answer themselves
+    return _matching(listed, wanted)
 
 
-async def _pour(home: Home, name: str, member: str, tail: int | None, write: Write) -> None:
-    async for line in home.lines(name, member, follow=True, tail=tail):
+async def _pour(home: Home, name: str, member: str, how: Reading, write: Write) -> None:
+    async for line in home.lines(name, member, how):
         write(member, line)
+
+
+class Notes:
+    """On stderr. What several members meet at the same time is said once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said: dict[str, float] = {}
+
+    def __call__(self, text: str) -> None:
+        now = self._clock()
+        if now - self._said.get(text, -SAY_AGAIN) >= SAY_AGAIN:
+            say(text)
+            self._said[text] = now

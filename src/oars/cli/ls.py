@@ -145,6 +145,7 @@ async def _asked(where: Where, look: Callable[[KubeHome], Awaitable[list[Status]
 
     home = kube_home(where, os.environ)
     try:
+        await home.log_in()
         return await look(home)
     except TimeoutError:
         say(f"Kubernetes is left out: it did not answer within {KUBERNETES_SECONDS:.0f} s.")

@@ -56,6 +56,7 @@ class Where:
 
         target = load(os.environ, context=self.context, kubeconfig=self.kubeconfig)
         async with Client(target) as client:
+            await client.log_in()
             yield client
 
 
@@ -148,7 +149,7 @@ def status(namespace: str | None, where: Where, output: str) -> None:
 
 @operator.command()
 @click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", help="Repeatable. Default: all.")
-@click.option("--lease-namespace", metavar="NAME", help=f"Where its Lease is. Default: the pod's own, or {NAMESPACE}.")
+@click.option("--lease-namespace", metavar="NAME", help="Where its Lease is. Default: where it was installed.")
 @click.option("--lease-duration", default="15s", show_default=True, help="A leader silent for so long is replaced.")
 @click.option("--metrics-port", type=int, default=METRICS_PORT, show_default=True, help="0: none.")
 @click.option("--health-port", type=int, default=HEALTH_PORT, show_default=True, help="0: none.")
@@ -174,19 +175,21 @@ async def _installed(options: InstallOptions, where: Where, seconds: float, prog
 
 
 async def _removed(namespace: str | None, where: Where, force: bool, seconds: float, progress: Progress) -> str:
+    from oars.client import operated
     from oars.operator import installed
 
     async with where.client() as client:
-        home = namespace or await installed.home(client)
+        home = namespace or await operated.home(client)
         await installed.uninstall(client, home, seconds, progress, force=force)
         return home
 
 
 async def _seen(namespace: str | None, where: Where) -> dict[str, Any]:
+    from oars.client import operated
     from oars.operator import installed
 
     async with where.client() as client:
-        return await installed.status(client, namespace or await installed.home(client))
+        return await installed.status(client, namespace or await operated.home(client))
 
 
 def _status_text(data: dict[str, Any]) -> str:

@@ -25,6 +25,9 @@ Command = Callable[..., Any]
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, no hints.")
 name_argument = click.argument("name", metavar="NAME", shell_complete=names.clusters)
+container_option = click.option(
+    "-c", "--container", metavar="NAME", help="Kubernetes: another container of the pod than the member's own."
+)
 optional_name = click.argument("name", required=False, shell_complete=names.clusters)
 
 

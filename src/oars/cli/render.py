@@ -23,12 +23,16 @@ SECRETS = click.Choice(("reference", "inline", "only"))
 @description_options
 @namespace_option
 @click.option("--create-namespace", is_flag=True, help="Print the Namespace, too.")
-@click.option("--secrets", type=SECRETS, default="reference", show_default=True, help="reference, inline or only.")
+@click.option(
+    "--secrets", type=SECRETS, default="reference", show_default=True, help="inline and only: new ones, once."
+)
 def render(name: str | None, options: ClusterOptions, secrets: str, **namespace: Any) -> None:
     """Print a cluster as YAML manifests for `kubectl apply -f -`.
 
     Certificates and tokens are not printed: the manifests name a Secret that must be there. `--secrets only` prints
-    that Secret with fresh content, `--secrets inline` all together. Without -n the manifests name no namespace.
+    that Secret with fresh content, `--secrets inline` all together: each is for the first time. A cluster that runs
+    keeps its Secret, and kubectl refuses another; render what has changed with `--secrets reference`. Without -n the
+    manifests name no namespace.
     """
     cluster = _cluster(name, options, **namespace)
     objects = _objects(cluster, secrets)
@@ -49,9 +53,8 @@ def _cluster(name: str | None, options: ClusterOptions, namespace: str | None, c
     chosen, manifest = options.named(name)
     spec = _with_namespace(manifest.spec, create_namespace)
     engine = engines.get(spec.engine)
-    engine.check(spec)
     called = _checked(chosen or spec.engine)
-    home = namespace or spec.namespace.name or (called if spec.namespace.create else "default")
+    home = spec.namespace_for(called, namespace) or "default"
     # Nobody looks after it, so our helper beside the head would have nobody to answer.
     return replace(describe(called, home, spec, engine), helped=False)
 
@@ -75,7 +78,8 @@ def _objects(cluster: Cluster, secrets: str) -> list[dict[str, Any]]:
     from oars.places.kube import render as rendering
 
     content = _content(cluster) if secrets != "reference" else {}
-    made = [rendering.secret(cluster, content)] if content else []
+    # Members that run know the first content: applying another must fail, not go unnoticed until they are restarted.
+    made = [{**rendering.secret(cluster, content), "immutable": True}] if content else []
     if secrets == "only":
         return made
     objects = rendering.manifests(cluster)

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from oars.base.errors import NotFound
+from oars.base.errors import NotFound, UsageError
 from oars.cli import running
-from oars.cli.options import name_argument, where_options
+from oars.cli.options import container_option, name_argument, where_options
+from oars.model import HEAD
 
 if TYPE_CHECKING:
     from oars.client.home import Driver, Home
@@ -62,24 +63,26 @@ def shell(name: str, command: tuple[str, ...], local: bool, where: Where) -> int
     `oars shell NAME -- COMMAND` runs that instead. What is piped in is run as a program. On Kubernetes it runs in the
     head pod, or with --local on this machine.
     """
-    return _run(name, _command(command), where, local=local)
+    return _run(name, _command(command), where, Spot(local))
 
 
 @click.command("exec", cls=UserCommand)
 @name_argument
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @local_option
+@click.option("--member", metavar="MEMBER", help="Kubernetes: run it in the pod of this member, not of the head.")
+@container_option
 @where_options
-def execute(name: str, command: tuple[str, ...], local: bool, where: Where) -> int:
+def execute(name: str, command: tuple[str, ...], where: Where, **spot: Any) -> int:
     """Run COMMAND in the cluster's environment, with what it needs to find the cluster.
 
-    On Kubernetes it runs in the head pod, or with --local on this machine.
+    On Kubernetes it runs in the head pod or that of --member, or with --local on this machine.
 
     \b
     oars exec demo -- python train.py
-    oars exec demo -- env
+    oars exec demo --member demo-worker-5d9c-x2x -- nvidia-smi
     """
-    return _run(name, _command(command), where, local=local)
+    return _run(name, _command(command), where, Spot(**spot))
 
 
 @dataclass(frozen=True)
@@ -90,27 +93,45 @@ class Program:
     env: Mapping[str, str]
 
 
-def _run(name: str, command: tuple[str, ...], where: Where, *, local: bool) -> int:
-    done = running.run(_find_and_run(name, command, where, local=local))
+@dataclass(frozen=True)
+class Spot:
+    """Where a program runs; without a word, in the head pod or, for a cluster of this machine, here."""
+
+    local: bool
+    member: str | None = None
+    container: str | None = None
+
+    @property
+    def in_pod(self) -> str:
+        """The option that speaks of a pod, if one does."""
+        return "--member" if self.member else "--container" if self.container else ""
+
+
+def _run(name: str, command: tuple[str, ...], where: Where, spot: Spot) -> int:
+    if spot.local and spot.in_pod:
+        raise UsageError(f"--local means this machine, and {spot.in_pod} a pod.", "Leave one of them out.")
+    done = running.run(_find_and_run(name, command, where, spot))
     if isinstance(done, Program):
         _become(done)
     return done
 
 
-async def _find_and_run(name: str, command: tuple[str, ...], where: Where, *, local: bool) -> int | Program:
+async def _find_and_run(name: str, command: tuple[str, ...], where: Where, spot: Spot) -> int | Program:
     """The exit code; or, for a cluster of this machine, the program, which then replaces us."""
     from oars.cli import finding
 
     async with finding.home_of(name, where) as home:
+        if spot.in_pod:
+            finding.only_kubernetes(home, name, f"Its members have no pods: leave out {spot.in_pod}.")
         kube = finding.in_kubernetes(home)
         if kube is None:
             await home.report(name)  # a dead keeper is replaced before anyone relies on the cluster
             return _program(home.driver(name), command)
-        if local:
+        if spot.local:
             return await _beside(home, name, command)
         from oars.cli import inside
 
-        return await inside.run(kube, name, command)
+        return await inside.run(kube, name, command, spot.member or HEAD, spot.container)
 
 
 async def _beside(home: Home, name: str, command: tuple[str, ...]) -> int:

@@ -16,11 +16,11 @@ from typing import Any, Self
 from oars import engines
 from oars.base.errors import ClusterLost, NotFound, OarsError, SpecError, StartFailed, TimedOut
 from oars.client import card
-from oars.client.home import Driver, Home, Making
+from oars.client.home import Driver, Home, Making, Reading
 from oars.client.homes import Where, find_home, home_for
 from oars.client.kept import STOP_SECONDS
 from oars.engines.base import Access
-from oars.model import Cause
+from oars.model import HEAD, Cause
 from oars.places.report import Report
 from oars.spec import load, resources
 from oars.spec.cluster import ClusterSpec, check_name
@@ -82,17 +82,28 @@ class AsyncCluster:
     async def attach(cls, name: str, **arguments: Any) -> Self:
         """A cluster that is there already, whoever started it. Closing it does not stop it."""
         home = await find_home(_checked_name(name), arguments.get("where") or Where(), os.environ)
-        cluster = cls(await home.spec(name), name=name, **{**arguments, "tied": False})
-        await cluster._home.close()
-        cluster._home = home
-        await home.report(name)
-        await home.open(name)
+        return await cls._at_home(home, name, **arguments)
+
+    @classmethod
+    async def _at_home(cls, home: Home, name: str, **arguments: Any) -> Self:
+        """The same, in a home that was found; it is let go with the cluster, or at once if that cannot be had."""
+        try:
+            cluster = cls(await home.spec(name), name=name, **{**arguments, "tied": False})
+            await cluster._home.close()
+            cluster._home = home
+            await home.report(name)
+            await home.open(name)
+        except BaseException:
+            await home.close()
+            raise
         return cluster
 
     # life
 
     async def start(self) -> Self:
-        """Start it and wait until all workers are ready. What fails is taken away again."""
+        """Start it and wait until all workers are ready, or as many as the description wants to wait for (min_ready).
+        What fails is taken away again."""
+        _check_gate(self._spec)
         making = asyncio.ensure_future(self._create())
         try:
             await asyncio.shield(making)
@@ -205,16 +216,16 @@ class AsyncCluster:
         known = await self._home.members(self._name)
         if member is not None:
             self._check_member(member, known)
-            return "\n".join([line async for line in self._home.lines(self._name, member, tail=tail)])
+            return "\n".join([line async for line in self._home.lines(self._name, member, Reading(tail=tail))])
         found = []
         for each in known:
-            found += [f"[{each}] {line}" async for line in self._home.lines(self._name, each, tail=tail)]
+            found += [f"[{each}] {line}" async for line in self._home.lines(self._name, each, Reading(tail=tail))]
         return "\n".join(found)
 
     async def follow_logs(self, member: str, *, tail: int | None = None) -> AsyncIterator[str]:
         """Lines as they come, until the member is removed."""
         self._check_member(member, await self._home.members(self._name))
-        async for line in self._home.lines(self._name, member, follow=True, tail=tail):
+        async for line in self._home.lines(self._name, member, Reading(follow=True, tail=tail)):
             yield line
 
     def _check_member(self, member: str, known: Sequence[str]) -> None:
@@ -272,6 +283,11 @@ class AsyncCluster:
         return card.html(self._name, self._spec, report)
 
 
+async def attach_at(home: Home, name: str, **arguments: Any) -> AsyncCluster:
+    """As AsyncCluster.attach, for whoever has found the home already."""
+    return await AsyncCluster._at_home(home, name, **arguments)
+
+
 def _stop_if_owner(home: Home, name: str, owner: int) -> None:
     """Run at close, when the object is collected, or when Python ends; not in a forked copy of the owner."""
     if os.getpid() == owner:
@@ -286,6 +302,14 @@ def _spec(engine: str | ClusterSpec, wanted: Mapping[str, Any]) -> ClusterSpec:
     else:
         raise SpecError(f"{engine!r} is no engine.", "Give a name such as 'dask', or a ClusterSpec.")
     return load.build(base, overrides=wanted).spec
+
+
+def _check_gate(spec: ClusterSpec) -> None:
+    """Not where descriptions are checked: a cluster that runs may be scaled below it, as nobody waits any more."""
+    workers = sum(group.replicas for group in spec.workers)
+    if spec.min_ready is not None and spec.min_ready > workers:
+        sentence = f"minReady waits for {spec.min_ready} workers, and the cluster has {workers}."
+        raise SpecError(sentence, "Ask for more workers, or wait for fewer.")
 
 
 def _checked_name(name: str) -> str:
@@ -303,9 +327,10 @@ def _seconds(value: float | str) -> float:
 
 
 def _settled(status: Status, workers: int | None) -> bool:
-    """Ready as asked. Without a number nobody may still be on the way out."""
+    """Ready as asked: the head, and so many workers. Without a number nobody may still be on the way out."""
     if workers is not None:
-        return status.ready >= workers
+        is_up = any(member.id == HEAD and member.phase is Phase.READY for member in status.members)
+        return is_up and status.ready >= workers
     leaving = any(member.phase is Phase.STOPPING for member in status.members)
     return status.phase is Phase.READY and not leaving
 
@@ -321,5 +346,5 @@ def _raise_if_hopeless(report: Report) -> None:
 
 def _progress_line(report: Report) -> str:
     status = report.status
-    message = f": {status.message}" if status.message and status.phase is not Phase.READY else ""
+    message = f": {status.message}" if status.message else ""
     return f"{status.name}: {status.phase}, {status.ready}/{status.wanted} workers ready{message}"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oars.spec.cluster import ClusterSpec
 
 Progress = Callable[[str], None]
+Containers = Mapping[str, Sequence[str]]  # of each member
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,34 @@ class Making:
     modules: str | None = None
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a log is read: as it goes on, only its last lines, of the container before the last restart, of another
+    container than the member's own. `told` hears of trouble that lasts while it is followed."""
+
+    follow: bool = False
+    tail: int | None = None
+    previous: bool = False
+    container: str = ""
+    told: Progress = lambda text: None
+
+
+PLAIN = Reading()
+
+
 class Home(Protocol):
     """The clusters of one place."""
 
     async def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
         """Begin a new cluster; it is not ready when this returns. Raises NameInUse."""
 
+    async def log_in(self) -> None:
+        """Get what proves who we are, which may take a person; deadlines for answers begin afterwards."""
+
     async def names(self) -> list[str]: ...
+
+    async def has_left(self, name: str) -> bool:
+        """Whether there is something to remove of a cluster that is not there any more."""
 
     async def spec(self, name: str) -> ClusterSpec:
         """What was asked for. Raises NotFound."""
@@ -71,9 +93,10 @@ class Home(Protocol):
     async def members(self, name: str) -> Sequence[str]:
         """Everyone who has a log."""
 
-    def lines(
-        self, name: str, member: str, *, follow: bool = False, tail: int | None = None, previous: bool = False
-    ) -> AsyncIterator[str]: ...
+    async def containers(self, name: str) -> Containers:
+        """The same, with the containers of each; a process of this machine has none."""
+
+    def lines(self, name: str, member: str, how: Reading = PLAIN) -> AsyncIterator[str]: ...
 
     def last_seen(self, name: str) -> Report | None:
         """Without asking anyone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,15 @@ def is_configured(where: Where, environ: Mapping[str, str]) -> bool:
     """Does anything here speak of a Kubernetes cluster?"""
     if where.context or where.kubeconfig or where.namespace or environ.get("KUBECONFIG"):
         return True
-    return (Path(environ.get("HOME") or "/") / ".kube" / "config").exists()
+    return (Path(environ.get("HOME") or "/") / ".kube" / "config").exists() or _is_in_pod(environ)
+
+
+def _is_in_pod(environ: Mapping[str, str]) -> bool:
+    if not environ.get("KUBERNETES_SERVICE_HOST"):
+        return False
+    from oars.kube.config import in_cluster
+
+    return in_cluster(environ)
 
 
 def homes(where: Where, environ: Mapping[str, str]) -> Iterator[Home]:
@@ -62,13 +71,20 @@ def homes(where: Where, environ: Mapping[str, str]) -> Iterator[Home]:
         yield kube_home(where, environ)
 
 
-async def find_home(name: str, where: Where, environ: Mapping[str, str]) -> Home:
-    """The home that has a cluster of that name; this machine comes first."""
+async def find_home(
+    name: str, where: Where, environ: Mapping[str, str], seconds: float | None = None, *, remains: bool = False
+) -> Home:
+    """The home that has a cluster of that name; this machine comes first. Each has so many seconds to answer.
+    `remains`: one that has only something left of it will do."""
     known: list[str] = []
     trouble: OarsError | None = None
     for home in homes(where, environ):
         try:
-            there = await home.names()
+            await home.log_in()
+            async with asyncio.timeout(seconds):
+                there = await home.names()
+                if remains and name not in there and await home.has_left(name):
+                    return home
         except OarsError as error:
             trouble = error
             there = []

@@ -32,6 +32,7 @@ from oars.engines.base import Access
 from oars.envs.build import Environments, PythonEnv
 from oars.model import HEAD
 from oars.places.ledger import read_book
+from oars.places.local.litter import clear_away_all
 from oars.places.local.process import boot_id, identify
 from oars.places.local.store import ClusterDir, Intent, Store, empty_report
 from oars.places.local.values import member_values
@@ -100,7 +101,7 @@ class Kept:
         if directory.read_intent().boot == boot_id():
             hint = f"Choose another name, or remove it with `oars down {name}`."
             raise NameInUse(f"A cluster called {name!r} is there already.", hint)
-        directory.remove()
+        _sweep(directory)
 
     def _start_keeper(self, directory: ClusterDir) -> None:
         code = f"import sys, os; sys.path.append({str(PACKAGE_ROOT)!r}); from oars.keeper.main import main; "
@@ -203,7 +204,7 @@ class Kept:
         except (NotFound, FileNotFoundError):
             return True
         if intent.boot != boot_id():
-            directory.remove()
+            _sweep(directory)
             return True
         deadline = time.monotonic() + wait
         while directory.exists and time.monotonic() < deadline:
@@ -244,7 +245,8 @@ class Kept:
         values = member_values(directory, book, head, shape.head.process)
         endpoints = fill_mapping(shape.endpoints, values)
         env = fill_mapping(shape.driver_env, values)
-        return Access(name, str(intent.spec["engine"]), endpoints["client"], endpoints.get("dashboard", ""), env)
+        page, secret = endpoints.get("dashboard", ""), values.get(f"secret.{shape.page_secret}", "")
+        return Access(name, str(intent.spec["engine"]), endpoints["client"], page, env, secret)
 
     def driver(self, name: str) -> Driver:
         """Python and environment for a program that uses the cluster."""
@@ -267,6 +269,12 @@ def _make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
     if "token" in kinds:
         made["token"] = new_token().encode()
     return made
+
+
+def _sweep(directory: ClusterDir) -> None:
+    """What a reboot left; no process is left."""
+    clear_away_all(directory)
+    directory.remove()
 
 
 def _rebooted(intent: Intent) -> Report:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, UsageError
 from oars.base.settings import Settings
-from oars.client import operated
-from oars.client.direct import Direct, new_identity
+from oars.client import ending, operated, reading
+from oars.client.direct import Direct, make_lease, new_identity
 from oars.client.driving import make_driver
-from oars.client.home import Driver, Making
+from oars.client.home import PLAIN, Containers, Driver, Making, Reading
 from oars.client.homes import Where
 from oars.client.scaling import rescaled
 from oars.client.ways import Ways
@@ -24,18 +23,16 @@ from oars.envs.build import Environments
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.kinds import CONFIG_MAP, LEASE, NAMESPACE, POD, Object
+from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.model import HEAD, Role
 from oars.places.kube import names, observe, render
 from oars.places.kube.describe import describe
-from oars.places.kube.root import INTENT, Intent, reference
+from oars.places.kube.refused import rights_told
+from oars.places.kube.root import INTENT, Intent
 from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 
-POLL_SECONDS = 0.2
-LOG_SECONDS = 1.0  # between looks for more from a container that has ended
-SINCE_MARGIN = 5.0
-FORCE_AFTER = 5.0  # seconds; pods of a cluster that is gone have nothing left to finish
+WRITE_TRIES = 10  # of a change: the loop writes its notes to the same object
 
 
 class KubeHome:
@@ -77,22 +74,29 @@ class KubeHome:
 
     async def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
         engine = engines.get(spec.engine)
-        engine.check(spec)
-        namespace = spec.namespace.name or (name if spec.namespace.create else self.namespace)
+        namespace = spec.namespace_for(name, self._where.namespace) or self.namespace
         render.manifests(describe(name, namespace, spec, engine))  # what cannot be rendered is said before all else
         self._homes[name] = namespace
         mode = self._where.mode or await operated.find_mode(self._client, namespace)
+        if self._where.mode == "operator":
+            await operated.check_watched(self._client, namespace)
         how.progress(f"{name}: {mode} mode, namespace {namespace}")
-        if spec.namespace.create:
+        if mode not in ("operator", "direct"):
+            raise UsageError(f"There is no mode {mode!r}.", "Use operator or direct.")
+        if not spec.namespace.create:
+            await self._create_in(namespace, name, spec, mode, how)
+        else:
             await self._make_namespace(name, namespace, spec)
+            async with self._or_deleted(NAMESPACE, namespace):
+                await self._create_in(namespace, name, spec, mode, how)
+        self._modes[name] = mode
+
+    async def _create_in(self, namespace: str, name: str, spec: ClusterSpec, mode: str, how: Making) -> None:
         if mode == "operator":
             with _taken(f"A cluster called {name!r} is there already."):
                 await operated.create(self._client, name, namespace, spec)
-        elif mode == "direct":
-            await self._create_direct(name, namespace, spec, how)
         else:
-            raise UsageError(f"There is no mode {mode!r}.", "Use operator or direct.")
-        self._modes[name] = mode
+            await self._create_direct(name, namespace, spec, how)
 
     async def _make_namespace(self, name: str, namespace: str, spec: ClusterSpec) -> None:
         body = {"name": namespace, "labels": names.labels(name, spec.engine)}
@@ -105,17 +109,26 @@ class KubeHome:
         root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": intent.data()}
         with _taken(f"A cluster called {name!r} is there already."):
             made = await self._client.create(root)
-        lease = {
-            "apiVersion": LEASE.api_version,
-            "kind": LEASE.kind,
-            "metadata": {**metadata, "ownerReferences": [reference(CONFIG_MAP, made)]},
-            "spec": {"holderIdentity": self._identity, "leaseDurationSeconds": 15},
-        }
-        with contextlib.suppress(ApiError):  # left of one that was just deleted: it is taken over
-            await self._client.create(lease)
-        await self._run(name)
+        async with self._or_deleted(CONFIG_MAP, names.root(name), namespace, uid=made["metadata"]["uid"]):
+            await make_lease(self._client, made, self._identity)
+            await self._run(name)
+
+    @contextlib.asynccontextmanager
+    async def _or_deleted(
+        self, kind: Kind, name: str, namespace: str | None = None, uid: str | None = None
+    ) -> AsyncIterator[None]:
+        """What we have just made goes again if the rest fails."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OarsError):  # what failed first is what the user must hear
+                await self._client.delete(kind, name, namespace, uid=uid)
+            raise
 
     # find
+
+    async def log_in(self) -> None:
+        await self._client.log_in()
 
     async def names(self) -> list[str]:
         """Of both kinds, in our namespace."""
@@ -131,7 +144,12 @@ class KubeHome:
         return sorted({str(root["metadata"]["namespace"]) for root in roots})
 
     async def _direct_roots(self, namespace: str | None) -> list[Object]:
-        listed = await self._client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
+        try:
+            listed = await self._client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
+        except ApiError as error:
+            if error.status != 403 or not await operated.is_served(self._client, namespace):
+                raise
+            return []  # whoever only uses an operator's clusters need not be able to see any other
         return [root for root in listed.items if _is_root(root)]
 
     async def mode(self, name: str) -> str:
@@ -145,11 +163,14 @@ class KubeHome:
     async def spec(self, name: str) -> ClusterSpec:
         if await self.mode(name) == "operator":
             return await operated.spec(self._client, name, self.namespace_of(name))
-        return ClusterSpec.model_validate((await self._intent(name)).spec | {"place": "kubernetes"})
+        return operated.read(name, (await self._intent(name)).spec)
 
     async def _intent(self, name: str) -> Intent:
+        return Intent.of(await self._root(name))
+
+    async def _root(self, name: str) -> Object:
         try:
-            return Intent.of(await self._client.get(CONFIG_MAP, names.root(name), self.namespace_of(name)))
+            return await self._client.get(CONFIG_MAP, names.root(name), self.namespace_of(name))
         except ApiError as error:
             if not is_not_found(error):
                 raise
@@ -186,63 +207,63 @@ class KubeHome:
     # change
 
     async def scale(self, name: str, replicas: int, group: str | None, *, force: bool = False) -> None:
-        spec = await self.spec(name)
-        changed = rescaled(name, spec, replicas, group)
-        await self.change(name, changed, force=force)
+        async def rescale() -> ClusterSpec:
+            return rescaled(name, await self.spec(name), replicas, group)
+
+        await self._rewrite(name, rescale, force=force)
 
     async def change(self, name: str, spec: ClusterSpec, *, force: bool = False) -> None:
         """Another description for a cluster that is there."""
-        namespace = self.namespace_of(name)
+
+        async def described() -> ClusterSpec:
+            return spec
+
+        await self._rewrite(name, described, force=force)
+
+    async def _rewrite(self, name: str, described: Callable[[], Awaitable[ClusterSpec]], *, force: bool) -> None:
+        """Only over what we have read; where somebody else wrote in between, `described` is asked once more."""
+        for left in reversed(range(WRITE_TRIES)):
+            try:
+                await self._rewrite_once(name, described, force=force)
+                return
+            except ApiError as error:
+                if error.status != 409 or not left:
+                    raise
+
+    async def _rewrite_once(self, name: str, described: Callable[[], Awaitable[ClusterSpec]], *, force: bool) -> None:
         if await self.mode(name) == "operator":
-            await operated.change(self._client, name, namespace, spec, force=force)
+            before = await operated.get(self._client, name, self.namespace_of(name))
+            await operated.change(self._client, before, await described(), force=force)
             return
-        intent = await self._intent(name)
-        data = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        root = await self._root(name)
+        intent, metadata = Intent.of(root), root["metadata"]
+        data = (await described()).model_dump(mode="json", by_alias=True, exclude_defaults=True)
         changed = Intent(data, intent.generation + 1, force, intent.tied)
-        await self._client.patch(CONFIG_MAP, names.root(name), namespace, {"data": changed.data()})
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": changed.data()}
+        await self._client.patch(CONFIG_MAP, metadata["name"], metadata["namespace"], body)
         if name in self._runs:
             self._runs[name].poke()
 
     async def stop(self, name: str, *, wait: float) -> bool:
-        """Deleting the root deletes all; whoever looks after it stops when it sees that."""
+        """Whoever looks after it stops when it sees that its root is gone."""
         namespace = self.namespace_of(name)
-        created = False
-        with contextlib.suppress(NotFound):
-            created = (await self.spec(name)).namespace.create
-        await self._delete_roots(name, namespace)
+        await ending.remove(self._client, name, namespace)
         run = self._runs.pop(name, None)
         if run is not None:
             await run.close()
-        gone = await self._await_end(name, namespace, wait)
-        if created:
-            await self._client.delete(NAMESPACE, namespace)
         self._modes.pop(name, None)
-        return gone
+        return await ending.await_end(self._client, name, namespace, wait)
 
-    async def _delete_roots(self, name: str, namespace: str) -> None:
-        """Of either kind: which one it was is not always known, as after an interrupted create."""
-        await self._client.delete(CONFIG_MAP, names.root(name), namespace)
-        await operated.delete(self._client, name, namespace)
-
-    async def _await_end(self, name: str, namespace: str, wait: float) -> bool:
-        started, selector, forced = time.monotonic(), names.selector({names.CLUSTER: name}), False
-        while time.monotonic() - started < wait:
-            left = (await self._client.list(POD, namespace, labels=selector)).items
-            if not left:
-                return True
-            if not forced and time.monotonic() - started > FORCE_AFTER:
-                forced = True
-                pods = [pod["metadata"]["name"] for pod in left]
-                await asyncio.gather(*(self._client.delete(POD, pod, namespace, grace=1) for pod in pods))
-            await asyncio.sleep(POLL_SECONDS)  # a few looks at the end of a cluster's life, not worth a watch
-        return False
+    async def has_left(self, name: str) -> bool:
+        """The namespace that was made for it: whoever was interrupted, or the watcher beside a head, leaves it."""
+        return await ending.is_its_own(self._client, name, self.namespace_of(name))
 
     def stop_at_exit(self, name: str) -> None:
         async def stop() -> None:
             home = KubeHome(self._settings, self._environ, self._where)
             home._homes = dict(self._homes)
             try:
-                await home._delete_roots(name, home.namespace_of(name))
+                await ending.remove(home._client, name, home.namespace_of(name))
             finally:
                 await home.close()
 
@@ -286,38 +307,19 @@ class KubeHome:
         return found
 
     async def members(self, name: str) -> Sequence[str]:
-        await self.mode(name)
-        return sorted(await self.pods(name))
+        return list(await self.containers(name))
 
-    async def lines(
-        self, name: str, member: str, *, follow: bool = False, tail: int | None = None, previous: bool = False
-    ) -> AsyncIterator[str]:
+    async def containers(self, name: str) -> Containers:
+        await self.mode(name)
+        return {member: observe.containers(pod) for member, pod in sorted((await self.pods(name)).items())}
+
+    def lines(self, name: str, member: str, how: Reading = PLAIN) -> AsyncIterator[str]:
         """Following goes on when the container is started again or, for the head, replaced."""
-        last, heard = "", time.monotonic()
-        while True:
-            pods = await self.pods(name)
-            if member not in pods:
-                return
-            pod = pods[member]
-            lines = self._client.logs(
-                pod["metadata"]["name"], pod["metadata"]["namespace"], container=str(observe.role(pod).value),
-                follow=follow, tail=tail, previous=previous, timestamps=follow,
-                since=time.monotonic() - heard + SINCE_MARGIN if last else None,
-            )  # fmt: skip
-            try:
-                async for line in lines:
-                    stamp, _, text = line.partition(" ") if follow else ("", "", line)
-                    if follow and moment(stamp) <= last:
-                        continue  # told before the connection, or the container, ended
-                    last, heard = moment(stamp), time.monotonic()
-                    yield text
-            except ApiError as error:
-                if error.status != 400 or not follow:  # 400: its container does not run yet
-                    raise
-            if not follow:
-                return
-            tail = None
-            await asyncio.sleep(LOG_SECONDS)
+
+        async def find() -> Object | None:
+            return (await self.pods(name)).get(member)
+
+        return reading.lines(self._client, find, how)
 
     def last_seen(self, name: str) -> Report | None:
         run = self._runs.get(name)
@@ -345,14 +347,9 @@ def _is_root(config_map: Object) -> bool:
 @contextlib.contextmanager
 def _taken(sentence: str) -> Any:
     try:
-        yield
+        with rights_told():
+            yield
     except ApiError as error:
         if error.reason != "AlreadyExists":
             raise
         raise NameInUse(sentence, "Choose another name, or remove it with `oars down`.") from None
-
-
-def moment(stamp: str) -> str:
-    """A log line's time, such that texts compare as times do: it is written without the zeros at its end."""
-    whole, _, fraction = stamp.rstrip("Z").partition(".")
-    return f"{whole}.{fraction:0<9}" if whole else ""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from oars.base.settings import Settings
-from oars.client.home import Driver, Making
+from oars.client.home import PLAIN, Containers, Driver, Making, Reading
 from oars.client.kept import STOP_SECONDS, Kept
 from oars.engines.base import Access
 from oars.places.local import logs
@@ -27,8 +27,14 @@ class LocalHome:
     async def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
         await asyncio.to_thread(self.kept.create, name, spec, how)
 
+    async def log_in(self) -> None:
+        """Whoever is here has done so."""
+
     async def names(self) -> list[str]:
         return self.kept.names()
+
+    async def has_left(self, name: str) -> bool:
+        return False
 
     async def spec(self, name: str) -> ClusterSpec:
         from oars.spec.cluster import ClusterSpec  # only where a spec is wanted: looking at clusters shall be quick
@@ -65,13 +71,14 @@ class LocalHome:
     async def members(self, name: str) -> Sequence[str]:
         return self.kept.members(name)
 
-    async def lines(
-        self, name: str, member: str, *, follow: bool = False, tail: int | None = None, previous: bool = False
-    ) -> AsyncIterator[str]:
-        """One file holds all lives of a member, so there is no previous one to ask for."""
+    async def containers(self, name: str) -> Containers:
+        return dict.fromkeys(self.kept.members(name), ())
+
+    async def lines(self, name: str, member: str, how: Reading = PLAIN) -> AsyncIterator[str]:
+        """One file holds all lives of a member, so there is no previous one to ask for, nor any container."""
         path = self.kept.store.cluster(name).log_file(member)
         with contextlib.suppress(FileNotFoundError):  # removed between a look and the next
-            async for line in logs.lines(path, follow=follow, tail=tail):
+            async for line in logs.lines(path, follow=how.follow, tail=how.tail):
                 yield line
 
     def last_seen(self, name: str) -> Report | None:

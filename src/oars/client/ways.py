@@ -101,7 +101,8 @@ class Ways:
         endpoints = fill_mapping(shape.endpoints, values)
         address = endpoints.get("outside", endpoints["client"])
         env = fill_mapping({**shape.driver_env, **shape.outside_env}, values)
-        return Access(cluster.name, cluster.spec.engine, address, endpoints.get("dashboard", ""), env)
+        page, secret = endpoints.get("dashboard", ""), values.get(f"secret.{shape.page_secret}", "")
+        return Access(cluster.name, cluster.spec.engine, address, page, env, secret)
 
     async def close(self) -> None:
         for forwarder in self._forwards:

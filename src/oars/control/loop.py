@@ -8,8 +8,23 @@ from dataclasses import replace
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
+from oars.base.words import listed
 from oars.engines.base import Engine, Wire
-from oars.model import HEAD, Cause, Desired, Drain, Drained, Ensure, MemberId, Notes, Observed, Remove, Step, View
+from oars.model import (
+    HEAD,
+    Cause,
+    Desired,
+    Drain,
+    Drained,
+    Ensure,
+    MemberId,
+    Notes,
+    Observed,
+    Remove,
+    Shape,
+    Step,
+    View,
+)
 from oars.places.base import Place
 from oars.plan.decide import decide, with_drained
 from oars.plan.status import status
@@ -31,6 +46,7 @@ class Loop:
         self._clock = clock
         self._draining: dict[MemberId, asyncio.Task[Sequence[Drained]]] = {}
         self._drain_again: dict[MemberId, float] = {}
+        self._filled: tuple[Shape, Mapping[str, str]] | None = None
         self.status: Status | None = None
         self.causes: tuple[Cause, ...] = ()
 
@@ -38,7 +54,7 @@ class Loop:
         """One pass; returns after how many seconds the next is due at the latest."""
         observed = await self._place.observe()
         observed = replace(observed, notes=self._with_drain_answers(observed.notes))
-        view = await self._look(observed)
+        view = self._without_draining(await self._look(observed))
         decision = decide(desired, observed, view, self._clock())
         observed = replace(observed, notes=decision.notes)
         endpoints = self._endpoints(desired, observed)
@@ -55,11 +71,13 @@ class Loop:
         await asyncio.gather(*self._draining.values(), return_exceptions=True)
 
     def _endpoints(self, desired: Desired, observed: Observed) -> Mapping[str, str]:
-        """Known as soon as the head has its ports, and the same for the cluster's whole life."""
+        """Known as soon as the head has its ports, and the same until other ones are asked for."""
         if observed.member(HEAD) is None:
             return {}
-        wire = self._place.wire()
-        return {name: wire.fill(text) for name, text in desired.shape.endpoints.items()}
+        if self._filled is None or self._filled[0] != desired.shape:
+            wire = self._place.wire()
+            self._filled = desired.shape, {name: wire.fill(text) for name, text in desired.shape.endpoints.items()}
+        return self._filled[1]
 
     async def _look(self, observed: Observed) -> View:
         head = observed.member(HEAD)
@@ -72,6 +90,11 @@ class Loop:
             return View(message=f"no answer within {LOOK_SECONDS:.0f} s")
         except OarsError as error:
             return View(message=error.message)
+
+    def _without_draining(self, view: View) -> View:
+        """One that is being emptied takes no work, also if it is wanted again or the engine has not begun with it."""
+        members = {m: replace(seen, ready=seen.ready and m not in self._draining) for m, seen in view.members.items()}
+        return replace(view, members=members)
 
     async def _perform(self, steps: Sequence[Step], desired: Desired) -> tuple[Cause, ...]:
         """Carry out each step; one that fails does not keep the others from being tried, and is tried again."""
@@ -89,7 +112,7 @@ class Loop:
             case Ensure():
                 await self._place.ensure(desired, step)
             case Remove():
-                log.info(pairs("remove", members=",".join(step.members), reason=step.reason))
+                log.info(pairs("remove", members=listed(step.members), reason=step.reason))
                 await self._place.remove(desired, step)
             case Drain():
                 self._start_drains(step.members, desired)
@@ -99,7 +122,7 @@ class Loop:
         now = self._clock()
         due = [m for m in members if m not in self._draining and self._drain_again.get(m, 0.0) <= now]
         if due:
-            log.info(pairs("drain", members=",".join(due)))
+            log.info(pairs("drain", members=listed(due)))
             task = asyncio.create_task(self._drain(self._place.wire(), due, desired))
             self._draining.update(dict.fromkeys(due, task))
 

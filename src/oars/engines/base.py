@@ -72,7 +72,8 @@ class Engine(Protocol):
         """Empty these workers: move what only they hold, let running work finish. May take a while (it runs beside the
         loop) but ends within about a minute; it is called again for those that were not done.
         A worker that could not be emptied (done=False, waits_for says why) is in service again as before.
-        One that the engine does not know holds nothing: done.
+        One that the engine does not know holds nothing: done. One that is done is not ready any more (see look): should
+        it be so again before it could be removed, it is drained once more.
         force: stop it taking work, and done whatever it holds."""
 
 
@@ -86,6 +87,7 @@ class Access:
     address: str
     dashboard: str
     env: Mapping[str, str]
+    page_secret: str = ""  # the file with what the dashboard asks a person for, if it does
 
 
 class Session(Protocol):

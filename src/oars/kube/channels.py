@@ -43,16 +43,19 @@ class Source:
         self.reader = asyncio.StreamReader(limit=BUFFER)
         self._flow = Flow()
         self.reader.set_transport(self._flow)
+        self._ended = False
 
     async def feed(self, data: bytes) -> None:
-        """Pass on bytes; waits while nobody takes them."""
-        if not data:
+        """Pass on bytes; waits while nobody takes them. After the end they are dropped: a busy peer does not hear at
+        once that we have let go."""
+        if not data or self._ended:
             return
         self.reader.feed_data(data)
         await self._flow.open.wait()
 
     def end(self, error: Exception | None = None) -> None:
         """No more bytes: in good order, or because of an error."""
+        self._ended = True
         if error is not None:
             self.reader.set_exception(error)
         elif self.reader.exception() is None:

@@ -54,6 +54,11 @@ class Client:
         """End all connections, watches and streams included."""
         await self._transport.close()
 
+    async def log_in(self) -> None:
+        """Get credentials, if a plug-in gives them out: a person may have to type or visit a page. Whoever sets a
+        deadline for answers of the server calls this before."""
+        await self._transport.log_in()
+
     # reading
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
@@ -106,15 +111,15 @@ class Client:
         follow: bool = False,
         tail: int | None = None,
         previous: bool = False,
-        since: float | None = None,
+        since: str = "",
         timestamps: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines of a container's log. `since`: of the last so many seconds."""
+        """The lines of a container's log. `since`: from the second of this time on, as a line's stamp has it."""
         params = {"container": container} if container else {}
         flags = {"follow": follow, "previous": previous, "timestamps": timestamps}
         params |= {key: "true" for key, value in flags.items() if value}
         params |= {"tailLines": str(tail)} if tail is not None else {}
-        params |= {"sinceSeconds": str(max(1, round(since)))} if since is not None else {}
+        params |= {"sinceTime": since} if since else {}
         return streaming.logs(
             self._transport, f"/api/v1/namespaces/{namespace or self.target.namespace}/pods/{name}/log", params
         )

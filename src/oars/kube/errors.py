@@ -75,6 +75,21 @@ def is_expired(error: BaseException) -> bool:
     return isinstance(error, ApiError) and (error.status == 410 or error.reason == "Expired")
 
 
+def is_denied(error: object) -> bool:
+    """Whether it is about who we are or what we may do: to ask again changes nothing."""
+    return isinstance(error, ApiError) and error.status in (401, 403)
+
+
+def is_lasting(error: ApiError) -> bool:
+    """Whether the same words will be refused again, until somebody changes something."""
+    return 400 <= error.status < 500 and error.status not in (404, 409, 410, 429)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same words may well be answered a little later."""
+    return isinstance(error, Unreachable) or (isinstance(error, ApiError) and not is_lasting(error))
+
+
 def _cause(part: Mapping[str, Any]) -> str:
     where = part.get("field", "")
     return f"{where}: {part.get('message', '')}" if where else str(part.get("message", ""))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -18,6 +19,9 @@ from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import LEASE, Object
+
+LONGEST_RENEWAL = 2 / 3  # of its duration: a leader that could not renew a Lease for so long steps down
+LOOKS = 10  # while one waits for that; not a watch, which takes rights that not everybody has
 
 _log = get_logger(__name__)
 
@@ -40,6 +44,9 @@ class Elector:
         self.identity = identity
         self.leading = asyncio.Event()
         self.lost = asyncio.Event()
+        self.error: Exception | None = None  # why there was no word on the Lease when we last asked
+        # Labels, owners and annotations of the Lease, from our next word on it on; also of one that another one left.
+        self.about: Mapping[str, Any] = {}
         self._client = client
         self._namespace = namespace
         self._name = name
@@ -75,7 +82,8 @@ class Elector:
             self._task = None
         known = bool(self._lease.get("metadata", {}).get("resourceVersion"))
         if self.leads and known:
-            lease = {**self._lease, "spec": {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}}
+            lease = self._written(self._lease)
+            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             with suppress(OarsError, TimeoutError):
                 async with asyncio.timeout(self._retry * 2):
                     await self._client.replace(lease)
@@ -112,9 +120,11 @@ class Elector:
             conflict = isinstance(error, ApiError) and error.status == 409
             if conflict or isinstance(error, ApiError):
                 self._lease = {**self._lease, "metadata": {}}  # what we know is out of date: read it anew
+            self.error = None if conflict else error
             if not conflict:
                 _log.warning(pairs("no word on the lease", lease=self._name, error=str(error).split("\n")[0]))
             return False
+        self.error = None
         if taken:
             self._renewed = asked
         return taken
@@ -152,23 +162,53 @@ class Elector:
             spec["acquireTime"] = now
         spec |= {"holderIdentity": self.identity, "renewTime": now, "leaseDurationSeconds": _whole(self._duration)}
         meta = lease.get("metadata") or {"name": self._name, "namespace": self._namespace}
+        annotations = {**(meta.get("annotations") or {}), **self.about.get("annotations", {})}
+        meta = {**meta, **self.about, **({"annotations": annotations} if annotations else {})}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
 
 async def holder(client: Client, namespace: str, name: str) -> str | None:
-    """Who leads now; None when nobody does. A single look, so it trusts that clocks agree within the duration."""
+    """Who leads now; None when nobody does."""
+    lease = await held(client, namespace, name)
+    return str(lease["spec"]["holderIdentity"]) if lease else None
+
+
+async def held(client: Client, namespace: str, name: str) -> Object | None:
+    """The Lease, if somebody leads by it. Renewed just now, by our clock, it is; else a clock may be wrong, the
+    leader's or ours, and we look for as long as a leader may take to renew it."""
+    lease = await _look(client, namespace, name)
+    if lease is None or _is_just_renewed(lease["spec"]):
+        return lease
+    seconds = _duration(lease["spec"]) * LONGEST_RENEWAL
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        await asyncio.sleep(seconds / LOOKS)
+        now = await _look(client, namespace, name)
+        if now is None or now["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
+            return now
+    return None
+
+
+async def _look(client: Client, namespace: str, name: str) -> Object | None:
+    """The Lease, if somebody's name is on it."""
     try:
         lease = await client.get(LEASE, name, namespace)
     except ApiError as error:
         if is_not_found(error):
             return None
         raise
-    spec = lease.get("spec") or {}
-    renewed = spec.get("renewTime")
-    if not spec.get("holderIdentity") or not renewed:
-        return None
-    age = (datetime.now(UTC) - datetime.fromisoformat(renewed)).total_seconds()
-    return str(spec["holderIdentity"]) if age <= float(spec.get("leaseDurationSeconds") or 0) else None
+    return lease if (lease.get("spec") or {}).get("holderIdentity") else None
+
+
+def _is_just_renewed(spec: Object) -> bool:
+    if not spec.get("renewTime"):
+        return False
+    age = (datetime.now(UTC) - datetime.fromisoformat(spec["renewTime"])).total_seconds()
+    return abs(age) <= _duration(spec)
+
+
+def _duration(spec: Object) -> float:
+    return float(spec.get("leaseDurationSeconds") or 0)
 
 
 def _whole(seconds: float) -> int:

@@ -63,6 +63,7 @@ class Transport:
 
     async def close(self) -> None:
         """End all connections, and wait until they are gone: aiohttp leaves that to an event loop that may end."""
+        await self._credentials.close()
         session, self._session = self._session, None
         if session is None:
             return
@@ -98,20 +99,28 @@ class Transport:
         self, path: str, params: Params, protocols: Iterable[str], seconds: float = SECONDS
     ) -> WebSocket:
         """A WebSocket; the server's choice among the protocols is its `protocol`."""
+        call = Call("GET", path, params)
+        options, used = await self._proof()
         try:
-            return await self._upgrade(path, params, protocols, seconds)
+            return await self._upgrade(call, options, protocols, seconds)
         except ApiError as error:
-            if error.status != 401 or not await self._credentials.renew():
+            if error.status != 401 or not await self._credentials.renew(used):
                 raise
-        return await self._upgrade(path, params, protocols, seconds)
+        options, _ = await self._proof()
+        return await self._upgrade(call, options, protocols, seconds)
 
-    async def _upgrade(self, path: str, params: Params, protocols: Iterable[str], seconds: float) -> WebSocket:
-        options = await self._options()
+    async def log_in(self) -> None:
+        """Have credentials, if it takes a person; deadlines of requests are then about the server alone."""
+        await self._proof()
+
+    async def _upgrade(
+        self, call: Call, options: dict[str, Any], protocols: Iterable[str], seconds: float
+    ) -> WebSocket:
         with self._reaching():
             async with asyncio.timeout(seconds):
                 opened: WebSocket = await self._open().ws_connect(
-                    self.target.server + path,
-                    params=list(_pairs(params)),
+                    self.target.server + call.path,
+                    params=list(_pairs(call.params)),
                     protocols=tuple(protocols),
                     max_msg_size=0,
                     autoclose=False,
@@ -125,10 +134,11 @@ class Transport:
         failures = busy = 0
         renewed = False
         while True:
+            options, used = await self._proof()
             try:
-                return await self._once(call, seconds, stream)
+                return await self._once(call, options, seconds, stream)
             except ApiError as error:
-                if error.status == 401 and not renewed and await self._credentials.renew():
+                if error.status == 401 and not renewed and await self._credentials.renew(used):
                     renewed = True
                     continue
                 busy, failures = busy + (error.status == 429), failures + (error.status != 429)
@@ -142,8 +152,7 @@ class Transport:
                 wait = _back_off(failures)
             await asyncio.sleep(wait)
 
-    async def _once(self, call: Call, seconds: float, stream: bool) -> aiohttp.ClientResponse:
-        options = await self._options()
+    async def _once(self, call: Call, options: dict[str, Any], seconds: float, stream: bool) -> aiohttp.ClientResponse:
         headers = list(options.pop("headers"))
         data = None
         if call.body is not None:
@@ -160,7 +169,8 @@ class Transport:
                     raise await _refusal(answer)
         return answer
 
-    async def _options(self) -> dict[str, Any]:
+    async def _proof(self) -> tuple[dict[str, Any], tuple[object, ...]]:
+        """The options of a request that say who we are, and the stamp of what they were made from."""
         target = self.target
         headers = [("User-Agent", self._agent), ("Accept", "application/json, */*"), *await self._credentials.headers()]
         options: dict[str, Any] = {"headers": headers, "ssl": await self._credentials.tls() or True}
@@ -168,7 +178,7 @@ class Transport:
             options["proxy"] = target.proxy_url
         if target.tls_server_name:
             options["server_hostname"] = target.tls_server_name
-        return options
+        return options, self._credentials.stamp
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

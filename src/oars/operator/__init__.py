@@ -17,7 +17,7 @@ class RunOptions:
     namespaces: tuple[str, ...] = ()
     kubeconfig: str | None = None
     context: str | None = None
-    lease_namespace: str | None = None  # default: the pod's own, or NAMESPACE outside a cluster
+    lease_namespace: str | None = None  # default: the pod's own; outside a cluster, where it was installed
     lease_seconds: float = 15.0  # after which a leader that fell silent is replaced
     metrics_port: int = METRICS_PORT
     health_port: int = HEALTH_PORT

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from oars.places.kube.record import LONGEST_LINE, MOST_CAUSES, MOST_LINES
 from oars.spec import resources
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, Part
 
@@ -27,6 +28,7 @@ MAX_GROUPS = 100
 MAX_ENTRIES = 1000  # of any other map or list
 MAX_NAME = 53  # room for "-head" and the like within the 63 of a DNS label
 LABEL = "^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$"
+NAMESPACE = {"maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}  # as Kubernetes itself has it
 _DURATION = r"^\s*(\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h|d))+)\s*$"
 
 ANYTHING: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -83,7 +85,7 @@ EXTRA: Mapping[str, Schema] = {
         ],
     },
     "workers[].resources": {"additionalProperties": {"type": "number", "minimum": 0}},
-    "namespace.name": {"maxLength": MAX_NAME, "pattern": LABEL},
+    "namespace.name": NAMESPACE,
     "expose.host": {"maxLength": 253},
     "expose.ingressClass": {"maxLength": 253},
     "expose.tlsSecret": {"maxLength": 253},
@@ -261,11 +263,14 @@ def status_schema() -> Schema:
     """What the operator reports."""
     text: Schema = {"type": "string"}
     count: Schema = {"type": "integer", "minimum": 0}
+    lines = {"type": "array", "maxItems": MOST_LINES, "items": {**text, "maxLength": LONGEST_LINE}}
+    cause = {"reason": text, "message": text, "todo": text, "lines": lines}
     group = {"type": "object", "required": ["name"], "properties": {"name": text, "wanted": count, "ready": count}}
     endpoints = {"client": text, "dashboard": text}
     return {
         "type": "object",
         "description": "What the operator reports.",
+        "default": {"phase": "Pending"},  # until it does, which may be when all is done
         "properties": {
             "phase": _said("Pending, Starting, Ready, Degraded, Stopping, Stopped or Failed."),
             "reason": _said("In one word, why it is not Ready."),
@@ -276,6 +281,13 @@ def status_schema() -> Schema:
             "observedGeneration": {**count, "format": "int64", "description": "Of the spec that this status is about."},
             "endpoints": {"type": "object", "description": "Addresses in the cluster.", "properties": endpoints},
             "groups": _listed(group, "name", "Each worker group."),
+            "causes": {
+                "type": "array",
+                "description": "What is wrong, the gravest first: what to do about it, and the last lines of the log.",
+                "maxItems": MOST_CAUSES,
+                "items": {"type": "object", "required": ["reason", "message"], "properties": cause},
+                "x-kubernetes-list-type": "atomic",
+            },
             "conditions": _listed(_condition(), "type", "The same for programs, in the form all kinds share."),
             "notes": {**ANYTHING, "description": "What the operator must remember from one look to the next."},
             "mode": _said("Who runs the loop: operator."),

@@ -2,45 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from oars.kube.client import Client
 from oars.kube.informer import Informer
-from oars.kube.kinds import COMPUTE_CLUSTER, DEPLOYMENT, POD, Kind, Object
-from oars.places.kube import names, observe
-from oars.places.kube.seen import trimmed_deployment, trimmed_pod
+from oars.kube.kinds import (
+    COMPUTE_CLUSTER,
+    DEPLOYMENT,
+    INGRESS,
+    NETWORK_POLICY,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+    Object,
+)
+from oars.model import Role
+from oars.places.kube import names, observe, own
+from oars.places.kube.seen import trimmed_deployment, trimmed_other, trimmed_pod
 
 Key = tuple[str, str]  # namespace, cluster
+Change = tuple[Key, Object | None, Object | None]  # what was, and what is
 Wake = Callable[[Key, float], None]
+Due = Callable[[Key, Object | None, Object | None], float | None]  # how soon after a change; None: it is no news
 
+# Beside the members; what somebody deletes comes back. Not ConfigMaps and Secrets: whoever may watch them may read all.
+SURROUNDINGS = (SERVICE, SERVICE_ACCOUNT, NETWORK_POLICY, POD_DISRUPTION_BUDGET, INGRESS)
 TOGETHER = 0.1  # seconds; pods of a cluster change together, and one pass serves all their changes
 LATER = 1.0  # the same for what only an explanation might be made of
 
 
 class Index:
-    """Objects of one kind, by the cluster they belong to."""
+    """Objects of one kind, by the cluster they belong to. Whoever may label an object can give it a cluster's name:
+    `belongs` says which are meant."""
 
-    def __init__(self) -> None:
+    def __init__(self, belongs: Callable[[Object], bool]) -> None:
+        self._belongs = belongs
         self._by_cluster: dict[Key, dict[str, Object]] = {}
 
-    def change(self, old: Object | None, new: Object | None) -> Key | None:
-        """Take over a change; returns the cluster it is about."""
-        obj = new or old
-        if obj is None:
+    def change(self, old: Object | None, new: Object | None) -> list[Change]:
+        """Take over a change; returns what it is to each cluster. What goes over from one to another is gone for the
+        one and new for the other."""
+        before, after = self._key(old), self._key(new)
+        parts = [(before, old, new)] if before == after else [(before, old, None), (after, None, new)]
+        told = [(key, was, now) for key, was, now in parts if key is not None]
+        for key, was, now in told:
+            self._put(key, was, now)
+        return told
+
+    def _key(self, obj: Object | None) -> Key | None:
+        if obj is None or not self._belongs(obj):
             return None
         metadata = obj["metadata"]
-        key = (str(metadata["namespace"]), str(metadata["labels"][names.CLUSTER]))
+        return str(metadata["namespace"]), str(metadata["labels"][names.CLUSTER])
+
+    def _put(self, key: Key, old: Object | None, new: Object | None) -> None:
         mine = self._by_cluster.setdefault(key, {})
-        if new is None:
-            mine.pop(metadata["name"], None)
-            if not mine:
-                del self._by_cluster[key]
-        else:
-            mine[metadata["name"]] = new
-        return key
+        if new is not None:
+            mine[new["metadata"]["name"]] = new
+        elif old is not None:
+            mine.pop(old["metadata"]["name"], None)
+        if not mine:
+            del self._by_cluster[key]
 
     def of(self, key: Key) -> list[Object]:
         return list(self._by_cluster.get(key, {}).values())
+
+    def has(self, key: Key, name: str) -> bool:
+        return name in self._by_cluster.get(key, {})
+
+
+class Pods(Index):
+    """Also knows which clusters wait for pods that are not ready."""
+
+    def __init__(self) -> None:
+        super().__init__(observe.is_member)
+        self._unready: dict[Key, set[str]] = {}
+
+    def _put(self, key: Key, old: Object | None, new: Object | None) -> None:
+        super()._put(key, old, new)
+        unready = self._unready.setdefault(key, set())
+        if new is not None and not observe.is_ready(new):
+            unready.add(new["metadata"]["name"])
+        elif (pod := new or old) is not None:
+            unready.discard(pod["metadata"]["name"])
+        if not unready:
+            del self._unready[key]
+
+    def due(self, key: Key, old: Object | None, new: Object | None) -> float:
+        """A worker that comes up is urgent if it is the last that was waited for. A head always is: workers may have to
+        be replaced for it."""
+        if old is None or observe.outline(old) == (observe.outline(new) if new else ()):
+            return LATER
+        if new is None or key not in self._unready or observe.role(new) is not Role.WORKER:
+            return TOGETHER
+        return LATER if observe.is_starting(old, new) else TOGETHER
 
 
 class Watches:
@@ -48,14 +105,26 @@ class Watches:
 
     def __init__(self, client: Client, namespaces: tuple[str, ...], wake: Wake) -> None:
         self._wake = wake
-        self._pods, self._deployments = Index(), Index()
+        self._pods = Pods()
+        self._others = {kind.kind: Index(own.is_operated) for kind in (DEPLOYMENT, *SURROUNDINGS)}
         self.clusters: dict[Key, Object] = {}
         self.informers: list[Informer] = []
         for namespace in namespaces or (None,):
             self.informers += [
                 Informer(client, COMPUTE_CLUSTER, namespace, changed=self._on_cluster),
-                self._labelled(client, POD, namespace, self._pods, trimmed_pod, _is_another_member),
-                self._labelled(client, DEPLOYMENT, namespace, self._deployments, trimmed_deployment, _is_edited),
+                self._labelled(client, POD, namespace, self._pods, trimmed_pod, self._pods.due),
+                self._labelled(
+                    client,
+                    DEPLOYMENT,
+                    namespace,
+                    self._others[DEPLOYMENT.kind],
+                    trimmed_deployment,
+                    _sooner_if_edited,
+                ),
+                *(
+                    self._labelled(client, kind, namespace, self._others[kind.kind], trimmed_other, _if_gone)
+                    for kind in SURROUNDINGS
+                ),
             ]
 
     def _labelled(
@@ -65,12 +134,13 @@ class Watches:
         namespace: str | None,
         index: Index,
         keep: Callable[[Object], Object],
-        matters: Callable[[Object, Object | None], bool],
+        due: Due,
     ) -> Informer:
         def changed(_: Key, old: Object | None, new: Object | None) -> None:
-            key = index.change(old, new)
-            if key is not None and key in self.clusters:
-                self._wake(key, TOGETHER if old is not None and matters(old, new) else LATER)
+            for key, was, now in index.change(old, new):
+                after = due(key, was, now)
+                if key in self.clusters and after is not None:
+                    self._wake(key, after)
 
         return Informer(client, kind, namespace, labels=names.CLUSTER, keep=keep, changed=changed)
 
@@ -84,7 +154,7 @@ class Watches:
             self._wake(key, 0.0)
 
     def seen(self, key: Key) -> Seen:
-        return Seen(self._pods, self._deployments, key)
+        return Seen(self._pods, self._others, key)
 
     def __iter__(self) -> Iterator[Informer]:
         return iter(self.informers)
@@ -93,23 +163,29 @@ class Watches:
 class Seen:
     """See places.kube.seen.Seen: the part of the watches that is one cluster's."""
 
-    def __init__(self, pods: Index, deployments: Index, key: Key) -> None:
-        self._pods, self._deployments, self._key = pods, deployments, key
+    def __init__(self, pods: Index, others: Mapping[str, Index], key: Key) -> None:
+        self._pods, self._others, self._key = pods, others, key
 
     def pods(self) -> list[Object]:
         return self._pods.of(self._key)
 
     def deployments(self) -> list[Object]:
-        return self._deployments.of(self._key)
+        return self._others[DEPLOYMENT.kind].of(self._key)
+
+    def has(self, kind: str, name: str) -> bool | None:
+        return self._others[kind].has(self._key, name) if kind in self._others else None
 
 
-def _is_another_member(old: Object, new: Object | None) -> bool:
-    return observe.members([old], {}) != observe.members([new] if new else [], {})
-
-
-def _is_edited(old: Object, new: Object | None) -> bool:
+def _sooner_if_edited(_: Key, old: Object | None, new: Object | None) -> float:
     """What it shall be has changed, whoever changed it. What it does about it is seen by its pods."""
-    return new is None or bool(old["metadata"]["generation"] != new["metadata"]["generation"])
+    if old is None:
+        return LATER
+    edited = new is None or old["metadata"]["generation"] != new["metadata"]["generation"]
+    return TOGETHER if edited else LATER
+
+
+def _if_gone(_key: Key, _: Object | None, new: Object | None) -> float | None:
+    return TOGETHER if new is None else None
 
 
 def _asked(resource: Object) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_expired, is_not_found
 from oars.kube.kinds import Kind
 from oars.kube.lease import holder
-from oars.operator import NAME, NAMESPACE, crd, manifests
+from oars.operator import NAME, crd, manifests
 from oars.operator.manifests import InstallOptions
 
 T = TypeVar("T")
@@ -70,13 +70,6 @@ async def status(client: Client, where: str) -> Object:
         "watches": [value for name, _, value in arguments if name == "--namespace"],
         "clusters": len(await clusters(client)),
     }
-
-
-async def home(client: Client) -> str:
-    """The namespace in which the operator lives, as its CRD says."""
-    found = await _found(client.get(kinds.CRD, crd.NAME))
-    annotations = found["metadata"].get("annotations", {}) if found else {}
-    return str(annotations.get(manifests.HOME, NAMESPACE))
 
 
 async def clusters(client: Client) -> list[Object]:
@@ -185,10 +178,22 @@ async def _delete_all(client: Client, where: str, tell: Tell) -> None:
         await client.delete(kind, name, obj["metadata"].get("namespace"))
     await _delete_grants(client)
     found = await _found(client.get(kinds.NAMESPACE, where))
-    if found is None or not _made(found):
-        return
-    tell(f"deleting Namespace {where}")
-    await client.delete(kinds.NAMESPACE, where)
+    if found is not None and _made(found):
+        tell(f"deleting Namespace {where}")
+        await client.delete(kinds.NAMESPACE, where)
+        await _await_gone(client, kinds.NAMESPACE, where, tell)
+    await _await_gone(client, kinds.CRD, crd.NAME, tell)
+
+
+async def _await_gone(client: Client, kind: Kind, name: str, tell: Tell) -> None:
+    """Whoever installs it again at once would build on what is about to vanish."""
+
+    async def is_gone() -> bool:
+        return await _found(client.get(kind, name)) is None
+
+    if not await is_gone():
+        tell(f"waiting until {kind.kind} {name} is gone")
+        await _until(client, kind, None, is_gone)
 
 
 async def _delete_grants(client: Client) -> None:

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
+from oars.base.ration import Crowd
+from oars.client import operated
 from oars.control.queue import Queue
 from oars.kube import config
 from oars.kube.client import Client
+from oars.kube.informer import stop
 from oars.kube.lease import Elector
 from oars.operator import NAME, NAMESPACE, RunOptions
-from oars.operator.index import Key, Watches
+from oars.operator.index import LATER, Key, Watches
 from oars.operator.keeping import Keeping
 from oars.operator.metrics import Metrics
 from oars.operator.pages import Pages
+from oars.places.kube import names
 
 WORKERS = 16  # clusters looked after at a time: they mostly wait for answers
+WAITING_LOOKS = 20.0  # a second, for all clusters together that wait for Kubernetes: what happens is told to us anyway
+LATEST = 4.0  # seconds; what explains a trouble is told within five
+GARBAGE = 50_000  # new objects after which Python looks for cycles: watches make millions, and no cycles
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 log = get_logger(__name__)
@@ -32,10 +41,17 @@ log = get_logger(__name__)
 async def run(options: RunOptions) -> None:
     """Until cancelled. Leads if nobody else does, waits if somebody does."""
     _log_to_stderr(options.log_format)
+    gc.set_threshold(GARBAGE)
     path = Path(options.kubeconfig) if options.kubeconfig else None
     target = config.load(os.environ, context=options.context, kubeconfig=path)
     async with Client(target, user_agent="oars-operator") as client:
-        await Operator(client, options).run()
+        home = options.lease_namespace or _own_namespace() or await operated.home(client)
+        await Operator(client, replace(options, lease_namespace=home)).run()
+
+
+def _own_namespace() -> str:
+    """Of our pod, if this is one."""
+    return ACCOUNT.read_text().strip() if ACCOUNT.exists() else ""
 
 
 class Operator:
@@ -45,30 +61,44 @@ class Operator:
         self._client = client
         self._options = options
         self._queue: Queue[Key] = Queue(time.monotonic)
-        self.metrics = Metrics(lambda: self._queue.ready)
-        inside = ACCOUNT.exists()
-        self._watches = Watches(client, options.namespaces, self._queue.add)
-        self._keeping = Keeping(client, self._watches, inside=inside)
-        home = options.lease_namespace or (ACCOUNT.read_text().strip() if inside else NAMESPACE)
+        self.metrics = Metrics(lambda: self._queue.ready if self.metrics.leading else 0)  # a spare has no work to do
+        self._waiting = Crowd(WAITING_LOOKS)
+        self._watches = Watches(client, options.namespaces, self._wake)
+        self._keeping = Keeping(client, self._watches, self._waiting, inside=ACCOUNT.exists())
+        home = options.lease_namespace or NAMESPACE
         identity = f"{options.identity or socket.gethostname()}-{secrets.token_hex(3)}"
         lease = options.lease_seconds
         self._elector = Elector(client, home, NAME, identity, lease, renew=lease * 2 / 3, retry=lease / 7.5)
+        watched = {names.OPERATOR_WATCHES: ",".join(options.namespaces)}
+        self._elector.about = {"labels": names.OPERATOR, "annotations": watched}
         self._pages = Pages(self.metrics.text, self._is_well)
+
+    def _wake(self, key: Key, after: float) -> None:
+        """What is not urgent waits longer while many clusters are on their way."""
+        self._queue.add(key, after if after < LATER else max(after, min(self._waiting.turn, LATEST)))
 
     async def run(self) -> None:
         """Watches run in every replica, so that the next leader starts with all that is known."""
         await self._pages.start(self._options.metrics_port, self._options.health_port)
-        watching = [asyncio.create_task(informer.run()) for informer in self._watches]
+        tasks = [asyncio.create_task(informer.run()) for informer in self._watches]
+        tasks.append(asyncio.create_task(self._take_turns()))
         try:
-            while True:
-                await self._elector.lead()
-                await self._lead()
+            # None of them ends but by a mistake of ours. An operator that has gone blind must not look well: it ends,
+            # and what starts it again begins with everything listed anew.
+            for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+                task.result()
+        except Exception:
+            log.exception("ends by a mistake of ours")
+            raise
         finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            await stop(tasks)
             await self._elector.release()
             await self._pages.close()
+
+    async def _take_turns(self) -> None:
+        while True:
+            await self._elector.lead()
+            await self._lead()
 
     async def _lead(self) -> None:
         """Work until the Lease is lost."""

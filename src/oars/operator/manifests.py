@@ -7,15 +7,14 @@ from typing import Any
 
 import oars
 from oars.operator import HEALTH_PORT, METRICS_PORT, NAME, NAMESPACE, crd, rbac
+from oars.places.kube import names
 
 Object = dict[str, Any]
 
 IMAGE = f"oars/operator:{oars.__version__}"
 # On a namespace: made for the operator, so that it goes with it.
 MADE = {"app.kubernetes.io/managed-by": "oars-operator-install"}
-# On the definition, which everybody may read: where the operator lives, so that clients find its Lease.
-HOME = "oars.dev/operator-namespace"
-SELECTOR = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/component": "operator"}
+SELECTOR = names.OPERATOR
 LABELS = {**SELECTOR, "app.kubernetes.io/part-of": "oars", "app.kubernetes.io/version": oars.__version__}
 # What the loop was measured to need for hundreds of clusters, and room above it. No limit of processors: a throttled
 # operator would miss the renewal of its Lease.
@@ -67,7 +66,7 @@ def namespace(options: InstallOptions) -> Object:
 def definition(home: str) -> Object:
     """The CRD; it says where its operator lives."""
     made = crd.compute_cluster()
-    return made | {"metadata": {**made["metadata"], "annotations": {HOME: home}}}
+    return made | {"metadata": {**made["metadata"], "annotations": {names.OPERATOR_HOME: home}}}
 
 
 def service_account(options: InstallOptions) -> Object:

@@ -18,6 +18,7 @@ Object = dict[str, Any]
 READ = ("get", "list", "watch")
 MAKE = ("create", "patch")
 OWN = ("get", "create", "patch", "delete")
+KEPT = (*OWN, "list", "watch")
 CALL = ("get", "create")  # a WebSocket is opened by GET; older clients use POST
 API = "rbac.authorization.k8s.io"
 PART = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/part-of": "oars"}
@@ -111,11 +112,13 @@ OPERATOR = (
     Rule("", ("pods/log",), ("get",), "the last lines of what failed"),
     Rule("apps", ("deployments",), (*READ, *MAKE, "delete"), "the head and each group of workers"),
     Rule("apps", ("replicasets",), ("list", "watch"), "why a Deployment makes no pods; a change that is being rolled"),
-    Rule("", ("services", "configmaps", "serviceaccounts"), OWN, "the head's address, scripts, the pods' account"),
-    # Neither list nor watch nor delete: it reads what it made, by name; owner references remove it.
-    Rule("", ("secrets",), ("get", *MAKE), "each cluster's token and certificates, by name"),
-    Rule("policy", ("poddisruptionbudgets",), OWN, "no eviction of the head"),
-    Rule("networking.k8s.io", ("networkpolicies", "ingresses"), OWN, "who reaches a cluster"),
+    Rule("", ("services", "serviceaccounts"), KEPT, "the head's address, the pods' account; bring back what is gone"),
+    Rule("", ("configmaps",), OWN, "scripts of the engine, by name"),
+    # Neither list nor watch: it reads what it made, by name. Owner references remove it; what a deleted cluster of the
+    # same name left has to go before that.
+    Rule("", ("secrets",), OWN, "each cluster's token and certificates, by name"),
+    Rule("policy", ("poddisruptionbudgets",), KEPT, "no eviction of the head; bring it back"),
+    Rule("networking.k8s.io", ("networkpolicies", "ingresses"), KEPT, "who reaches a cluster; bring it back"),
     Rule("", ("events",), (*MAKE, "list", "watch"), "say why, and hear why a pod does not start"),
     _LIMITS,
 )

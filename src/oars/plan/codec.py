@@ -19,6 +19,7 @@ def load_shape(data: Mapping[str, Any]) -> Shape:
         workers=tuple(_group(group) for group in data["workers"]),
         endpoints=data["endpoints"],
         secrets=tuple(data["secrets"]),
+        page_secret=data["page_secret"],
         image=data["image"],
         asks=data["asks"],
         driver_env=data["driver_env"],

@@ -24,6 +24,7 @@ from oars.model import (
     Member,
     MemberId,
     MemberState,
+    MemberView,
     Notes,
     Observed,
     Remove,
@@ -56,13 +57,13 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     unknown = _members_of_removed_groups(desired, observed, view, lost)
     steps: list[Step] = [*head]
     away: list[Step] = [Remove(tuple(sorted(lost)), "the head was lost", grace=0.0)] if lost else []
-    head_is_coming = bool(head) or _there(observed.member(HEAD))
+    head_is_coming = (bool(head) or _there(observed.member(HEAD))) and not _head_is_being_replaced(observed)
     starts = [s for plan in plans if head_is_coming for s in _ensure(plan, observed, failures, lost, now)]
     # Where the place replaces what goes, it must know before by what.
     steps += [*starts, *away] if observed.heals else [*away, *starts]
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
     retiring |= {m.id: observed.notes.retiring.get(m.id, Retiring(now)) for m in unknown}
-    steps += _retire(observed, retiring)
+    steps += _retire(observed, view, retiring)
     notes = replace(observed.notes, retiring=retiring, failures=failures)
     return Decision(tuple(steps), notes, _again_after(desired, observed, view, notes, now))
 
@@ -74,10 +75,8 @@ def ready(member: Member, observed: Observed, view: View) -> bool:
         return False
     if member.role is Role.HEAD:
         return True
-    seen = view.members.get(member.id)
-    if seen is None or not seen.ready or not _serves(member, observed):
-        return False
-    return seen.incarnation in ("", member.incarnation)
+    seen = _seen(member, view)
+    return seen is not None and seen.ready and _serves(member, observed)
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,13 @@ def _with_head(observed: Observed) -> Observed:
     return replace(observed, notes=replace(notes, head=head.head, head_changes=changes))
 
 
+def _head_is_being_replaced(observed: Observed) -> bool:
+    """By the place itself: workers that were started now would have to be started again when the new head is there."""
+    head = observed.member(HEAD)
+    replaced = head is None or head.state is MemberState.WAITING
+    return observed.heals and bool(observed.notes.head) and replaced
+
+
 def _there(member: Member | None) -> bool:
     """It runs, or is about to."""
     return member is not None and member.state is not MemberState.EXITED
@@ -174,11 +180,19 @@ def _plan_group(group: Group, observed: Observed, view: View, lost: set[MemberId
     return _GroupPlan(group, tuple([*staying, *missing]), retiring)
 
 
-def _keep_rank(member: Member, observed: Observed, view: View) -> tuple[bool, bool, int, float, int]:
-    """Smallest goes first: dead, not ready, least data, longest idle, newest."""
-    seen = view.members.get(member.id)
-    held, idle = (seen.held, seen.idle) if seen else (0, 0.0)
-    return (_there(member), ready(member, observed, view), held, -idle, -names.index(member.id))
+def _keep_rank(member: Member, observed: Observed, view: View) -> tuple[bool, bool, bool, int, float, int]:
+    """Smallest goes first: dead, not ready, idle, least data, newest. One that is not ready does no work yet; if it
+    holds something after all, its drain keeps it."""
+    seen = _seen(member, view)
+    idle, held = (seen.idle > 0, seen.held) if seen else (False, 0)
+    is_ready = ready(member, observed, view)
+    return (_there(member), is_ready, not idle, held, -member.made, -names.index(member.id))
+
+
+def _seen(member: Member, view: View) -> MemberView | None:
+    """What the engine says of this very incarnation."""
+    seen = view.members.get(member.id) if view.up else None
+    return seen if seen is not None and seen.incarnation in ("", member.incarnation) else None
 
 
 def _take_back(retiring: Mapping[MemberId, Retiring], count: int) -> dict[MemberId, Retiring]:
@@ -214,12 +228,19 @@ def _ensure(
         yield Ensure(plan.group, wanted)
 
 
-def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring]) -> Iterable[Step]:
+def _retire(observed: Observed, view: View, retiring: Mapping[MemberId, Retiring]) -> Iterable[Step]:
+    """A drained one may be back in service before it could be removed: it was still starting when it was drained, or
+    was started again since. Then it is drained once more; whether it is so only an engine that answers can say."""
     to_drain: list[MemberId] = []
     to_remove: list[MemberId] = []
-    for member, state in sorted(retiring.items()):
-        done = state.drained or not _there(observed.member(member))
-        (to_remove if done else to_drain).append(member)
+    for name, state in sorted(retiring.items()):
+        member = observed.member(name)
+        if member is None or not _there(member):
+            to_remove.append(name)
+        elif not state.drained or ready(member, observed, view):
+            to_drain.append(name)
+        elif view.up:
+            to_remove.append(name)
     if to_drain:
         yield Drain(tuple(to_drain))
     if to_remove:

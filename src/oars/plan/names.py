@@ -27,6 +27,6 @@ def member_ids(group: Group, count: int, taken: Collection[MemberId] = ()) -> li
 
 
 def index(member: MemberId) -> int:
-    """The number at the end of an id; 0 for the head."""
+    """The number at the end of an id; 0 for the head and for pods, whose names end in random letters."""
     number = member.rpartition("-")[2]
     return int(number) if number.isdigit() else 0

@@ -26,7 +26,7 @@ _SIGNS: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 
 def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ...]:
-    """All causes, the gravest first; empty when everything is as wanted."""
+    """All causes, the gravest first, and remarks last; empty when everything is as wanted."""
     if not desired.running:
         return (Cause("Stopping", "It was asked to stop."),) if observed.members else ()
     return (
@@ -34,6 +34,7 @@ def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ..
         *(() if observed.heals else _deaths(observed, view)),  # the place has told of them, with more to go by
         *draining(desired.name, observed.notes.retiring),
         *_starting(observed, view),
+        *observed.remarks,
     )
 
 

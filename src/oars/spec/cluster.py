@@ -14,6 +14,7 @@ API_VERSION = "oars.dev/v1alpha1"
 KIND = "ComputeCluster"
 MAX_WORKERS = 10_000
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Memory = Annotated[int, BeforeValidator(resources.memory)]
 Cpu = Annotated[float, BeforeValidator(resources.cpu)]
@@ -25,6 +26,15 @@ def check_name(value: str, what: str = "name") -> str:
     if not _DNS_LABEL.fullmatch(value):
         raise ValueError(
             f"{value!r} is no valid {what}; use at most 53 lower-case letters, digits and '-', starting with a letter"
+        )
+    return value
+
+
+def check_namespace(value: str) -> str:
+    """Whatever Kubernetes takes: the namespace may be somebody else's."""
+    if not _NAMESPACE.fullmatch(value):
+        raise ValueError(
+            f"{value!r} is no valid namespace; use at most 63 lower-case letters, digits and '-', no '-' at the ends"
         )
     return value
 
@@ -107,14 +117,14 @@ class NamespaceBlock(Part):
     """Kubernetes: which namespace the cluster lives in."""
 
     name: str | None = Field(
-        default=None, description="Default: that of the context; with create, the cluster's own name."
+        default=None, description="Default: --namespace or that of the context; with create, the cluster's own name."
     )
     create: bool = Field(default=False, description="Make a namespace for this cluster and delete it with the cluster.")
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str | None) -> str | None:
-        return value if value is None else check_name(value, "namespace")
+        return value if value is None else check_namespace(value)
 
 
 class Expose(Part):
@@ -134,7 +144,8 @@ class Lifetime(Part):
 
     orphaned: Duration = Field(
         default=120.0,
-        description="Kubernetes without the operator: how long it stays after the program that made it has gone.",
+        description="Kubernetes without the operator: how long it stays after the program that made it has gone; at "
+        "least 10 s, and 0 for ever.",
     )
 
 
@@ -149,7 +160,7 @@ class RayBlock(Part):
     """What only Ray has."""
 
     auth: Literal["token", "none"] = Field(default="token", description="token: a secret per cluster.")
-    object_store_memory: Memory | None = Field(default=None, description="Shared memory of each raylet; default 30 %.")
+    object_store_memory: Memory | None = Field(default=None, description="Of each raylet's memory; default 30 %.")
     dashboard: bool = Field(default=True, description="Run Ray's dashboard.")
 
 
@@ -176,7 +187,7 @@ class ClusterSpec(Part):
     )  # fmt: skip
     min_ready: int | None = Field(
         default=None, ge=0, le=MAX_WORKERS, strict=True,
-        description="Whoever waits for the cluster goes on when that many workers are ready. Default: all.",
+        description="Whoever starts the cluster goes on when the head and that many workers are ready. Default: all.",
     )  # fmt: skip
     drain: DrainPolicy = Field(default_factory=DrainPolicy)
     namespace: NamespaceBlock = Field(default_factory=NamespaceBlock)
@@ -213,6 +224,11 @@ class ClusterSpec(Part):
         if {"default", "worker"} <= set(names):
             raise ValueError("groups 'default' and 'worker' would both have members called worker-0; rename one")
         return self
+
+    def namespace_for(self, name: str, given: str | None) -> str | None:
+        """Kubernetes: where a cluster of that name lives: as described, else as given beside it, else, if it has one of
+        its own, called like it. None: nobody said."""
+        return self.namespace.name or given or (name if self.namespace.create else None)
 
     def group(self, name: str | None) -> WorkerGroup | None:
         """The group of that name; None means the first."""

@@ -21,6 +21,7 @@ __all__ = ["Manifest", "build", "dump", "load_file", "load_text", "suggest"]
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _TOP = ("apiVersion", "kind", "metadata", "spec")
+_METADATA = ("name", "namespace")
 _SIZES = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"))
 _HEADER_HINT = f"A file starts with apiVersion: {API_VERSION} and kind: {KIND}, and has the cluster under spec."
 
@@ -101,6 +102,7 @@ def _finish(
     for assignment in sets:
         edit.apply_set(assignment, spec, places)
     edit.apply_overrides(overrides, spec, places)
+    problems += _home(data, spec)
     raise_for(in_plain(spec, ("spec",)), places)
     checked = _validate(spec, problems)
     raise_for(problems, places)
@@ -133,7 +135,7 @@ def _around(data: Mapping[str, Any]) -> list[Problem]:
     problems = [unknown((key,), _TOP) for key in data if key not in _TOP]
     if not isinstance(metadata, Mapping):
         return [*problems, Problem(("metadata",), "must be a mapping with the name of the cluster")]
-    problems += [unknown(("metadata", key), ["name"]) for key in metadata if key != "name"]
+    problems += [unknown(("metadata", key), _METADATA) for key in metadata if key not in _METADATA]
     name = metadata.get("name")
     try:
         if name is not None:
@@ -142,6 +144,20 @@ def _around(data: Mapping[str, Any]) -> list[Problem]:
         sentence = str(error) if isinstance(name, str) else "must be text; put it in quotes"
         problems.append(Problem(("metadata", "name"), sentence))
     return problems
+
+
+def _home(data: Mapping[str, Any], spec: dict[str, Any]) -> list[Problem]:
+    """Files for kubectl say the namespace in their metadata; it means what `spec.namespace.name` means."""
+    metadata, block = data.get("metadata", {}), spec.get("namespace") or {}
+    said = metadata.get("namespace") if isinstance(metadata, Mapping) else None
+    if said is None or not isinstance(block, Mapping):
+        return []
+    if block.get("name") not in (None, said):
+        return [
+            Problem(("metadata", "namespace"), f"is {said!r}, and spec.namespace.name {block['name']!r}; leave one out")
+        ]
+    spec["namespace"] = {**block, "name": said}
+    return []
 
 
 def _validate(spec: dict[str, Any], problems: list[Problem]) -> ClusterSpec | None:

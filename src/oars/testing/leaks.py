@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 from oars.places.local import process
 
-SECONDS = 10.0
+SECONDS = 60.0
 TEMPORARY = ("oars", "ray", "mars", "xorbits")
 SHARED = ("ray", "mars")  # directories that a driver's engine makes once for the whole machine, whoever runs it
 
@@ -64,12 +65,12 @@ def listeners(pids: set[int]) -> set[str]:
 
 
 def _socket_inodes(pid: int) -> set[str]:
+    descriptors = process.PROC / str(pid) / "fd"
     found = set()
-    try:
-        for entry in os.scandir(process.PROC / str(pid) / "fd"):
-            target = os.readlink(entry.path)
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    except OSError:
-        return found  # it has just ended
+    with contextlib.suppress(OSError):  # the process has just ended
+        for name in os.listdir(descriptors):
+            with contextlib.suppress(FileNotFoundError):  # this one has just been closed; the others count
+                target = os.readlink(descriptors / name)
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
     return found

@@ -21,7 +21,7 @@ from oars.model import (
 )
 from oars.places.base import Place
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 class PlaceContract:

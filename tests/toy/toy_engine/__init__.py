@@ -51,7 +51,7 @@ class ToyEngine:
             preload=("toy_engine.member",),
             late_env=("TOY_CRASH",),
             stop=Stop("TERM", 2.0),
-            litter=("$(dir)/../litter-$(member)-$(pid)",),
+            litter=("/tmp/oars-toy-$(tag)",),
         )
         return Group(group.name, Role.WORKER, group.replicas, process, Resources(group.cpu, group.memory))
 

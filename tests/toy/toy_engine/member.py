@@ -95,7 +95,7 @@ def worker() -> None:
     print(f"toy worker {name} starts", flush=True)
     if os.environ.get("TOY_CRASH") and name.endswith(os.environ["TOY_CRASH"]):
         raise ModuleNotFoundError("No module named 'missing_thing'")
-    with open(f"{os.environ['TMPDIR']}/../litter-{name}-{os.getpid()}", "w") as litter:
+    with open(f"/tmp/oars-toy-{os.environ['OARS_TAG']}", "w") as litter:
         litter.write("left outside")
     time.sleep(float(os.environ.get("TOY_WAIT", "0")))
     connection = connect(host, int(port))

@@ -14,6 +14,9 @@ class PlayedEngine:
     name = "played"
     session = "toy_engine.session"
 
+    def __init__(self) -> None:
+        self._drained: set[str] = set()  # incarnations
+
     def needs(self, spec: ClusterSpec) -> Needs:
         return Needs("toy-engine", ("toy_engine",), ("toy-engine==1.0",))
 
@@ -43,9 +46,11 @@ class PlayedEngine:
         """Nobody is there to ask: what the place says holds."""
         if HEAD not in wire.answering:
             return View(message="the head is not ready")
-        return View(up=True, members={member: MemberView(True) for member in wire.answering if member != HEAD})
+        serving = {m for m in wire.answering if wire.incarnations[m] not in self._drained}
+        return View(up=True, members={member: MemberView(True) for member in serving if member != HEAD})
 
     async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
+        self._drained |= {wire.incarnations[member] for member in members if member in wire.incarnations}
         return [Drained(member, True) for member in members]
 
 

@@ -166,6 +166,7 @@ def test_what_the_next_command_needs() -> None:
     assert where_words(Where("kubernetes"), "ns") == " -n ns"
     assert where_words(Where("kubernetes", "c", "n", "k")) == " --kubeconfig k --context c -n n"
     assert where_words(None) == ""
+    assert where_words(Where("kubernetes", namespace="said"), "lives-here") == " -n lives-here"
 
 
 @pytest.mark.parametrize(

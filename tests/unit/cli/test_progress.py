@@ -70,10 +70,11 @@ def test_elsewhere_at_most_a_line_a_second() -> None:
     with Progress(stream=stream) as told:
         told("0")
         until(stream, "0")
+        started = time.monotonic()
         for number in range(50):
             told(str(number))
             time.sleep(0.002)
-    assert stream.getvalue() == "0\n"
+    assert len(stream.getvalue().splitlines()) <= 1 + (time.monotonic() - started)
 
 
 def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,11 +54,15 @@ def test_the_secret_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> 
     assert kinds(together)[:2] == ["Namespace", "Secret"]
     assert said == ""
     assert rendered(capsys, "--engine", "mars", "--secrets", "only") == ([], "mars needs no Secret.\n")
+    # Applied over the one of a cluster that runs, it would lock its own members out.
+    assert all(obj["immutable"] is True for obj in (*only, *together) if obj["kind"] == "Secret")
 
 
 def test_without_a_namespace_kubectl_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     objects, _ = rendered(capsys, "--engine", "mars")
     assert not any("namespace" in obj["metadata"] for obj in objects)
+    team, _ = rendered(capsys, "mine", "--engine", "mars", "--set", "namespace.create=true", "-n", "team")
+    assert {team[0]["metadata"]["name"], *(obj["metadata"]["namespace"] for obj in team[1:])} == {"team"}
     own, _ = rendered(capsys, "mine", "--engine", "mars", "--create-namespace")
     assert own[0]["metadata"]["name"] == "mine"
     assert {obj["metadata"]["namespace"] for obj in own[1:]} == {"mine"}

@@ -52,7 +52,7 @@ class TestShape:
     def test_a_process_for_each_processor_and_one_for_transfers(self, cpu: float, slots: int) -> None:
         process = worker(cpu=cpu)
         assert option(process, "--n-cpu") == process.env["MARS_CPU_TOTAL"] == str(slots)
-        assert [port.name for port in process.ports] == ["worker", *(f"sub{n}" for n in range(slots + 1))]
+        assert [port.name for port in process.ports] == ["worker", "joined", *(f"sub{n}" for n in range(slots + 1))]
         assert option(process, "-p") == ",".join(f"$(port.sub{n})" for n in range(slots + 1))
 
     def test_no_two_ports_of_a_member_are_the_same_where_it_has_its_own_address(self) -> None:
@@ -73,11 +73,12 @@ class TestShape:
         assert worker().env["CUDA_VISIBLE_DEVICES"] == "" and option(worker(), "--cuda-devices") == ""
         process = worker(gpu=2)
         assert option(process, "--cuda-devices") == "0,1" and "CUDA_VISIBLE_DEVICES" not in process.env
-        assert len(process.ports) == 1 + 1 + 2 + 1
+        assert len(process.ports) == 2 + 1 + 2 + 1
 
     def test_everything_binds_the_member_s_own_address(self) -> None:
         assert option(head(), "-e") == "$(host):$(port.supervisor)"
         assert option(worker(), "-e") == "$(host):$(port.worker)"
+        assert option(worker(), "--joined") == "$(host):$(port.joined)"
         assert config(head())["web"]["host"] == "$(bind)"
         assert "$(port.web)," in head().files["config.yml"], "the port must be a number in YAML"
 
@@ -115,7 +116,7 @@ class TestShape:
         assert worker().env["OMP_NUM_THREADS"] == "1"
 
     def test_litter_can_only_be_a_member_s_own(self) -> None:
-        assert all("/oars-$(pid)-*" in pattern or "/sem.oars-$(pid)-*" in pattern for pattern in worker().litter)
+        assert all("/oars-$(tag)-*" in pattern or "/sem.oars-$(tag)-*" in pattern for pattern in worker().litter)
 
     def test_pins_are_those_of_the_extra(self) -> None:
         project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())

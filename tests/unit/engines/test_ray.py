@@ -54,7 +54,7 @@ class TestWorkers:
         process = self.worker(cpu=2, memory="1Gi", gpu=1, resources={"disk": 3, "arm": 1})
         assert option(process, "--num-cpus") == "2"
         assert option(process, "--num-gpus") == "1"
-        assert option(process, "--memory") == str(2**30)
+        assert option(process, "--memory") == str(2**30 - int(2**30 * 0.3))  # the object store has the rest
         assert option(process, "--resources") == '{"arm": 1, "disk": 3}'
 
     @pytest.mark.parametrize(("cpu", "shown"), [(0.5, "1"), (1, "1"), (1.5, "2")])
@@ -68,6 +68,9 @@ class TestWorkers:
         assert option(self.worker(memory=memory), "--object-store-memory") == str(store)
 
     def test_the_object_store_can_be_given(self) -> None:
+        process = shape(ray={"objectStoreMemory": "200Mi"}, workers=[{"memory": "1Gi"}]).workers[0].process
+        assert option(process, "--object-store-memory") == str(200 * 2**20)
+        assert option(process, "--memory") == str(824 * 2**20)
         process = shape(ray={"objectStoreMemory": "200Mi"}).workers[0].process
         assert option(process, "--object-store-memory") == str(200 * 2**20)
 
@@ -96,6 +99,7 @@ class TestSecurity:
     def test_a_token_by_default_and_only_its_path_is_told(self) -> None:
         made = shape()
         assert made.secrets == ("token",)
+        assert made.page_secret == "token"
         for env in (made.driver_env, made.head.process.env, made.workers[0].process.env):
             assert env["RAY_AUTH_MODE"] == "token"
             assert env["RAY_AUTH_TOKEN_PATH"] == "$(secret.token)"
@@ -104,6 +108,7 @@ class TestSecurity:
     def test_none_is_said_aloud_because_ray_would_take_a_token_it_finds(self) -> None:
         made = shape(ray={"auth": "none"})
         assert made.secrets == ()
+        assert made.page_secret == ""
         assert made.driver_env["RAY_AUTH_MODE"] == made.head.process.env["RAY_AUTH_MODE"] == "disabled"
 
     def test_no_usage_is_reported(self) -> None:
@@ -133,6 +138,12 @@ class TestEnvironment:
         ({"workers": [{"labels": {"ray.io/node-id": "x"}}]}, "taken"),
         ({"ray": {"objectStoreMemory": "10Mi"}}, "at least 80Mi"),
         ({"workers": [{"memory": "1Gi"}], "ray": {"objectStoreMemory": "2Gi"}}, "larger than"),
+        (
+            {"workers": [{"memory": "1Gi"}], "ray": {"objectStoreMemory": "1Gi"}},
+            r"workers\[default\].memory must be larger",
+        ),
+        ({"head": {"memory": "1Gi"}, "ray": {"objectStoreMemory": "2Gi"}}, r"head.memory must be larger"),
+        ({"workers": [{"memory": "64Mi"}]}, "object store, which needs 80Mi"),
     ],
 )
 def test_what_ray_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:

@@ -96,6 +96,53 @@ def test_a_plugin_is_told_and_asked_once(tmp_path: Path, version: str) -> None:
     assert (json.loads(info)["apiVersion"], rest) == (version, "V['a']")
 
 
+def test_many_refusals_at_once_are_one_renewal(tmp_path: Path) -> None:
+    made = credentials(plugin(tmp_path, {"token": "t$N"}))
+
+    async def refused_together() -> None:
+        await made.headers()
+        used = made.stamp
+        assert all(await asyncio.gather(*[made.renew(used) for _ in range(10)]))
+        assert await made.renew(used), "an answer that came late, to the credentials of before"
+        assert dict(await made.headers())["Authorization"] == "Bearer t2"
+        assert runs(tmp_path) == 2
+        assert await made.renew(made.stamp) and runs(tmp_path) == 3, "these were refused, too"
+
+    asyncio.run(refused_together())
+
+
+def test_many_refusals_at_once_read_a_token_file_once(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one")
+    made = Credentials(Target(SERVER, token_file=str(path)), {})
+    assert header(made) == "Bearer one"
+    path.write_text("two")
+    used = made.stamp
+    assert [asyncio.run(made.renew(used)) for _ in range(3)] == [True] * 3
+    assert not asyncio.run(made.renew(made.stamp)), "the new one was refused"
+
+
+def test_a_deadline_of_a_request_does_not_end_a_plugin(tmp_path: Path) -> None:
+    entry = plugin(tmp_path, {"token": "t$N"})
+    program = Path(entry.command)
+    program.write_text(program.read_text().replace("import os", "import time; time.sleep(0.5)\nimport os"))
+
+    async def body() -> None:
+        made = credentials(entry)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await made.headers()
+        assert dict(await made.headers())["Authorization"] == "Bearer t1"
+        again = credentials(entry)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await again.headers()
+        await again.close()
+
+    asyncio.run(body())
+    assert runs(tmp_path) == 1, "one that nobody waits for any more is ended"
+
+
 def test_a_plugin_s_token_lasts_until_it_expires(tmp_path: Path) -> None:
     status = {"token": "t$N", "expirationTimestamp": in_seconds(3600)}
     made = credentials(plugin(tmp_path, status))
@@ -115,6 +162,25 @@ def test_a_plugin_s_certificate(tmp_path: Path) -> None:
     plugin(tmp_path, {"clientCertificateData": other, "clientKeyData": key})
     asyncio.run(made.renew())
     assert asyncio.run(made.tls()) is not first, "connections with the old certificate are not used again"
+
+
+def test_certificate_files_that_somebody_renews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate(tmp_path)
+    cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    made = Credentials(Target(SERVER, cert=Pem(path=str(cert)), key=Pem(path=str(key))), os.environ)
+    first = asyncio.run(made.tls())
+    certificate(tmp_path)
+    assert asyncio.run(made.tls()) is first, "not at every request"
+    monkeypatch.setattr("oars.kube.auth.TOKEN_SECONDS", -1.0)
+    second = asyncio.run(made.tls())
+    assert second is not first and asyncio.run(made.tls()) is second
+    whole = key.read_text()
+    key.write_text(whole[:20])
+    assert asyncio.run(made.tls()) is second and not asyncio.run(made.renew()), "a half-written one is not used"
+    key.write_text(whole)
+    assert asyncio.run(made.renew()), "and after a 401 at once"
+    cert.unlink()
+    assert asyncio.run(made.tls()) is not None
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from oars.base.errors import OarsError
 from oars.kube import informer as informers
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError, Unreachable
@@ -139,3 +140,54 @@ def test_the_wait_grows_and_is_capped() -> None:
 
     first, later, last = asyncio.run(body())
     assert first < later and last <= informers.LONGEST_WAIT
+
+
+# those who wait for the first list
+
+
+FORBIDDEN = ApiError(403, {"message": 'User "ann" cannot list resource "pods" in API group "" in the namespace "n"'})
+
+
+def wait_for_lists(*scripts: Script, seconds: float = 5.0) -> list[Informer]:
+    """Run an informer per script until all have listed, or raise what whoever waits is told."""
+
+    async def body() -> list[Informer]:
+        started = [Informer(cast("Client", script), POD, "n") for script in scripts]
+        tasks = [asyncio.create_task(each.run()) for each in started]
+        try:
+            await asyncio.wait_for(informers.await_synced(started, seconds), 4)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return started
+
+    return asyncio.run(body())
+
+
+def test_the_last_error_is_kept_until_something_goes_right() -> None:
+    _, failing, _ = play(BROKEN, FORBIDDEN)
+    assert failing.error is FORBIDDEN
+    _, listed, _ = play(BROKEN, (1, pod("a", 1)))
+    assert listed.error is None
+    _, cut, _ = play((1, pod("a", 1)), [BROKEN])
+    assert cut.error is BROKEN
+    _, watched, _ = play((1, pod("a", 1)), [BROKEN], [("ADDED", pod("b", 2))])
+    assert watched.error is None
+
+
+def test_whoever_waits_for_lists_hears_of_a_missing_right_at_once() -> None:
+    with pytest.raises(ApiError) as told:
+        wait_for_lists(Script((1, pod("a", 1))), Script(BROKEN, FORBIDDEN), seconds=60)
+    assert told.value is FORBIDDEN
+
+
+def test_whoever_waits_for_lists_outlasts_other_trouble() -> None:
+    found = wait_for_lists(Script(BROKEN, ApiError(500, {}), (1, pod("a", 1))), Script((1,)))
+    assert [len(each.objects) for each in found] == [1, 0]
+
+
+@pytest.mark.parametrize(("steps", "told"), [([BROKEN], "within 0 s: cut."), ([], "within 0 s.")])
+def test_a_wait_for_lists_that_is_too_long_tells_the_last_error(steps: list[Any], told: str) -> None:
+    with pytest.raises(OarsError, match="The API server did not list pods") as late:
+        wait_for_lists(Script(*steps), seconds=0.1)
+    assert late.value.message.endswith(told)

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from oars.kube import forwarder as forwarders
-from oars.kube.channels import BUFFER
+from oars.kube.channels import BUFFER, Source
 from oars.kube.client import Client
 from oars.kube.errors import Unreachable
 from oars.kube.streams import Forwarder, NoSuchCommand, PortClosed, execute, open_port, run
@@ -304,3 +304,37 @@ def test_stdin_ends_after_all_of_it() -> None:
 
     asyncio.run(body())
     assert heard == b"".join(bytes([number]) * 30_000 for number in range(50))
+
+
+def test_letting_go_of_a_busy_command_or_port_takes_no_time() -> None:
+    async def flood(socket: web.WebSocketResponse, _request: web.Request) -> None:
+        await greet(socket)
+        while not socket.closed:
+            await socket.send_bytes(b"\x00" + b"x" * 65536)
+            await socket.send_bytes(b"\x01" + b"x" * 65536)
+
+    async def body() -> None:
+        async with kubelet(flood) as client:
+            session = await execute(client, "n", "p", ["yes"])
+            await session.stdout.readexactly(200_000)
+            async with asyncio.timeout(4):
+                await session.close()
+            reader, writer = await open_port(client, "n", "p", 7000)
+            await reader.readexactly(200_000)
+            writer.abort()
+            async with asyncio.timeout(4):
+                await writer.wait_closed()
+
+    asyncio.run(body())
+
+
+def test_what_comes_after_the_end_is_dropped() -> None:
+    async def body() -> None:
+        source = Source()
+        await source.feed(b"wanted")
+        source.end()
+        await source.feed(b"late")
+        source.end()
+        assert await source.reader.read() == b"wanted"
+
+    asyncio.run(body())

@@ -275,14 +275,17 @@ def test_an_expired_watch() -> None:
     asyncio.run(body())
 
 
+STAMP = "2026-11-16T03:33:08.09Z"
+
+
 def test_logs() -> None:
     async def body() -> None:
         server = Server(stream(b"one\ntw", b"o\r\n\n\xff", b" end"))
         async with server.running() as client:
-            lines = [line async for line in client.logs("p", "n", container="c", tail=5, previous=True, since=0.2)]
+            lines = [line async for line in client.logs("p", "n", container="c", tail=5, previous=True, since=STAMP)]
         assert lines == ["one", "two", "", "\ufffd end"]
         query = dict(server.requests[0].query)
-        assert query == {"container": "c", "tailLines": "5", "previous": "true", "sinceSeconds": "1"}
+        assert query == {"container": "c", "tailLines": "5", "previous": "true", "sinceTime": STAMP}
 
     asyncio.run(body())
 

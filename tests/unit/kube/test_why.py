@@ -11,8 +11,8 @@ import pytest
 
 from oars.model import Cause
 from oars.places.kube.seen import trimmed_deployment, trimmed_pod
-from oars.places.kube.why import Snapshot, causes, needs_log, refusal
-from oars.places.kube.why_amounts import amount
+from oars.places.kube.why import Snapshot, causes, logs_needed, refusal
+from oars.places.kube.why_amounts import amount, asked
 
 DATA = Path(__file__).parent / "data"
 REFUSALS = json.loads((DATA / "refusals.json").read_text())
@@ -20,7 +20,8 @@ REFUSALS = json.loads((DATA / "refusals.json").read_text())
 
 def recorded(case: str) -> Snapshot:
     data = json.loads((DATA / f"{case}.json").read_text())
-    tails = {pod: tuple(lines) for pod, lines in data.pop("log_tails", {}).items()}
+    logs = data.pop("log_tails", {}).items()
+    tails = {(pod, container): tuple(lines) for pod, each in logs for container, lines in each.items()}
     return Snapshot(**data, log_tails=tails)
 
 
@@ -51,7 +52,8 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     ("unschedulable_selector", "Unschedulable", ("no node has the label disk=nvme",), "kubectl label node"),
     ("unschedulable_affinity", "Unschedulable", ("(3 of 5)", "its affinity rules exclude 2 nodes"), "loosen"),
     ("unschedulable_volume", "Unschedulable", ("PersistentVolumeClaim data does not exist",), "Create it"),
-    ("unschedulable_claim", "Unschedulable", ("no volume", "for its PersistentVolumeClaim"), "kubectl describe pvc"),
+    ("unschedulable_claim", "Unschedulable", ("no volume", "for its PersistentVolumeClaim data"), "describe pvc data"),
+    ("sidecar_asks", "Unschedulable", ("3.01 cpu", "most: 2, node node1"), "at most 2 `cpu`"),
     ("node_full", "Unschedulable", ("0.8 cpu", "node node1: 0.4 of 2 cpu"), "fewer workers"),
     # containers that do not start
     ("image_unreachable", "ImagePull", ("(3 of 3)", "registry.example.org/team/dask:9", "network is unreachable"),
@@ -75,7 +77,9 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     ("no_dns", "NoDns", ("the name demo-head cannot be resolved",), "kube-dns"),
     ("oom", "OOMKilled", ("(2 of 2)", "the limit is 64Mi"), "more `memory`"),
     ("oom_back", "OOMKilled", ("The head", "the limit is 64Mi", "came back"), "more `memory`"),
-    ("init_fails", "CrashLoop", ("container fetch; 2 times; exit code 4",), "log"),
+    ("init_fails", "CrashLoop", ("container fetch; 2 times; exit code 4",), "oars logs NAME head -c fetch`"),
+    ("init_oom", "OOMKilled", ("container fetch; the limit is 64Mi",), "Give container fetch more memory in `pod`"),
+    ("sidecar_dies", "CrashLoop", ("Worker pod", "container agent;", "exit code 5"), " -c agent`"),
     ("liveness", "Replaced", ("liveness probe", "started again: raylet is dead"), "log"),
     ("readiness", "ProbeFails", ("The head", "readiness probe", "8787/health", "connection refused"), "log"),
     # pods that had to go
@@ -97,12 +101,29 @@ def test_one_cause_says_what_is_wrong(case: str, reason: str, words: tuple[str, 
 
 @pytest.mark.parametrize(("case", "reason", "words", "todo"), CASES, ids=[case for case, *_ in CASES])
 def test_what_a_cache_keeps_of_objects_is_enough(case: str, reason: str, words: tuple[str, ...], todo: str) -> None:
-    full = recorded(case)
-    pods, deployments = map(trimmed_pod, full.pods), map(trimmed_deployment, full.deployments)
-    found = only(replace(full, pods=[*pods], deployments=[*deployments], replica_sets=[]))
+    found = only(cached(recorded(case)))
     assert found.reason == reason
     assert [word for word in words if word not in found.message] == []
     assert todo in found.todo
+
+
+def cached(full: Snapshot) -> Snapshot:
+    """As the caches hold it; ReplicaSets are not watched."""
+    pods, deployments = map(trimmed_pod, full.pods), map(trimmed_deployment, full.deployments)
+    return replace(full, pods=[*pods], deployments=[*deployments], replica_sets=[])
+
+
+RECORDINGS = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "refusals")
+
+
+@pytest.mark.parametrize("case", RECORDINGS)
+def test_a_cache_tells_the_same_as_whole_objects(case: str) -> None:
+    """Of all that is there, and of the Deployments where no pod is."""
+    full = recorded(case)
+    for whole in (full, replace(full, pods=[])):
+        assert causes(cached(whole), "team") == causes(whole, "team")
+    assert [logs_needed(pod) for pod in cached(full).pods] == [logs_needed(pod) for pod in full.pods]
+    assert [asked(pod) for pod in cached(full).pods] == [asked(pod) for pod in full.pods]
 
 
 def test_every_recording_is_used() -> None:
@@ -192,20 +213,63 @@ def test_pods_that_were_told_to_go_are_not_explained() -> None:
     pod = json.loads(json.dumps(recorded("crash_loop").pods[0]))
     pod["metadata"]["deletionTimestamp"] = "2026-11-16T03:00:00Z"
     assert causes(Snapshot(pods=[pod]), "team") == ()
-    assert not needs_log(pod)
+    assert logs_needed(pod) == ()
 
 
 @pytest.mark.parametrize(
     ("case", "needed"),
-    [("crash_loop", True), ("oom", True), ("liveness", True), ("command_missing", False), ("image_unreachable", False),
-     ("healthy", False), ("evicted", False), ("secret_missing", False)],
+    [("crash_loop", ("worker",)), ("oom", ("worker",)), ("liveness", ("worker",)), ("init_fails", ("fetch",)),
+     ("init_oom", ("fetch",)), ("sidecar_dies", ("agent",)), ("command_missing", ()), ("image_unreachable", ()),
+     ("healthy", ()), ("evicted", ()), ("secret_missing", ())],
 )  # fmt: skip
-def test_a_log_is_asked_for_when_a_container_died(case: str, needed: bool) -> None:
-    assert needs_log(recorded(case).pods[0]) is needed
+def test_the_log_of_a_container_that_died_is_asked_for(case: str, needed: tuple[str, ...]) -> None:
+    assert logs_needed(recorded(case).pods[0]) == needed
 
 
-def test_the_last_lines_come_along() -> None:
-    assert only(recorded("crash_loop")).lines == ("starting", "ValueError: bad --nthreads")
+@pytest.mark.parametrize(
+    ("case", "lines"),
+    [("crash_loop", ("starting", "ValueError: bad --nthreads")), ("init_oom", ("fetching",)),
+     ("sidecar_dies", ("agent starts", "no route to the collector"))],
+)  # fmt: skip
+def test_the_last_lines_of_the_container_that_died_come_along(case: str, lines: tuple[str, ...]) -> None:
+    assert only(recorded(case)).lines == lines
+
+
+def changed(pod: dict[str, Any], container: str, **status: Any) -> dict[str, Any]:
+    """The same pod, with another status of one of its containers."""
+    other: dict[str, Any] = json.loads(json.dumps(pod))
+    for each in (*other["status"].get("initContainerStatuses", ()), *other["status"].get("containerStatuses", ())):
+        if each["name"] == container:
+            each.update(status)
+    return other
+
+
+def test_of_two_that_died_the_one_that_is_not_back_is_told() -> None:
+    [pod] = recorded("sidecar_dies").pods
+    ended = {"terminated": {"exitCode": 3, "startedAt": "2026-11-16T03:00:00Z"}}
+    back = {"ready": True, "restartCount": 1, "lastState": ended, "state": {"running": {}}}
+    worker = changed(changed(pod, "agent", **back), "worker", ready=False, restartCount=4, lastState=ended,
+                     state={"waiting": {"reason": "CrashLoopBackOff"}})  # fmt: skip
+    name = pod["metadata"]["name"]
+    tails = {(name, "agent"): ("of the agent",), (name, "worker"): ("of the worker",)}
+    found = only(Snapshot(pods=[worker], log_tails=tails))
+    assert found.reason == "CrashLoop" and "agent" not in found.message and found.lines == ("of the worker",)
+    assert logs_needed(worker) == ("agent", "worker")
+
+
+def test_a_probe_is_told_of_the_container_that_it_asks() -> None:
+    """The event says which; one that passes by now is not why the pod is not ready."""
+    snapshot = recorded("readiness")
+    [pod], name = snapshot.pods, snapshot.pods[0]["metadata"]["name"]
+    status = pod["status"]["containerStatuses"][0]
+    pod = {**pod, "status": {**pod["status"], "containerStatuses": [status, {**status, "name": "agent"}]}}
+    about = {"involvedObject": {**snapshot.events[0]["involvedObject"], "fieldPath": "spec.containers{agent}"}}
+    events = [{**event, **about} for event in snapshot.events]
+    tails = {(name, "agent"): ("of the agent",), (name, "head"): ("of the head",)}
+    found = only(Snapshot(pods=[pod], events=events, log_tails=tails))
+    assert "readiness probe (container agent): " in found.message and found.todo.endswith(" head -c agent`.")
+    assert found.lines == ("of the agent",)
+    assert causes(Snapshot(pods=[changed(pod, "agent", ready=True)], events=events), "team") == ()
 
 
 # What the engines write; the table and the sentence were made by their own code.
@@ -241,14 +305,14 @@ DASK = """Mismatched versions found
 def test_what_a_log_says(log: str, reason: str, words: str) -> None:
     snapshot = recorded("crash_loop")
     pod = snapshot.pods[0]
-    tails = {pod["metadata"]["name"]: tuple(log.splitlines())}
+    tails = {(pod["metadata"]["name"], "worker"): tuple(log.splitlines())}
     found = only(Snapshot(pods=[pod], log_tails=tails))
     assert found.reason == reason and words in found.message
 
 
 def test_a_member_that_runs_and_cannot_find_the_head_is_told_from_its_log() -> None:
     pod = recorded("readiness").pods[0]
-    tails = {pod["metadata"]["name"]: ("socket.gaierror: [Errno -3] Temporary failure in name resolution",)}
+    tails = {(pod["metadata"]["name"], "head"): ("socket.gaierror: [Errno -3] Temporary failure in name resolution",)}
     assert only(Snapshot(pods=[pod], log_tails=tails)).reason == "NoDns"
 
 
@@ -320,3 +384,18 @@ def test_every_refusal_is_a_sentence_even_if_unknown() -> None:
 )
 def test_amounts(written: str, number: float) -> None:
     assert amount(written) == number
+
+
+def test_what_a_pod_asks_for_is_counted_as_the_scheduler_does() -> None:
+    def container(cpu: str, **more: str) -> dict[str, Any]:
+        return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
+
+    def cpu(*inits: dict[str, Any], **spec: Any) -> float:
+        return asked({"spec": {"containers": [container("1")], "initContainers": [*inits], **spec}})["cpu"]
+
+    sidecar = container("3", restartPolicy="Always")
+    assert cpu() == 1.0
+    assert cpu(container("500m")) == 1.0 and cpu(container("2")) == 2.0  # an init container is gone when others start
+    assert cpu(sidecar) == 4.0  # a sidecar stays
+    assert cpu(sidecar, container("2")) == 5.0 and cpu(container("2"), sidecar) == 4.0
+    assert cpu(overhead={"cpu": "250m"}) == 1.25

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oars.kube.client import Client
+from oars.kube.informer import Changed
 from oars.kube.kinds import Object
 from oars.kube.target import Target
 from oars.operator.index import LATER, TOGETHER, Watches
@@ -21,8 +22,20 @@ def pod(**status: Any) -> Object:
     return {"metadata": metadata, "spec": {}, "status": status}
 
 
+def labelled(found: Object, **labels: str | None) -> Object:
+    """The same with other labels; None: without it."""
+    wanted = {**found["metadata"]["labels"], **{f"oars.dev/{name}": value for name, value in labels.items()}}
+    kept = {name: value for name, value in wanted.items() if value is not None}
+    return {**found, "metadata": {**found["metadata"], "labels": kept}}
+
+
+def owned(kind: str, name: str) -> list[Object]:
+    return [{"kind": kind, "name": name, "uid": "any"}]
+
+
 def deployment(generation: int, replicas: int) -> Object:
     metadata = {"name": "d", "namespace": "team", "generation": generation, "labels": {names.CLUSTER: "demo"}}
+    metadata["ownerReferences"] = owned("ComputeCluster", "demo")
     return {"metadata": metadata, "spec": {}, "status": {"replicas": replicas}}
 
 
@@ -49,12 +62,93 @@ SCHEDULED = pod(conditions=[{"type": "PodScheduled", "status": "True"}])
 def test_what_may_change_a_decision_comes_first(
     kind: str, old: Object | None, new: Object | None, after: float
 ) -> None:
-    woken: list[tuple[tuple[str, str], float]] = []
-    watches = Watches(Client(Target("https://localhost")), (), lambda key, after: woken.append((key, after)))
-    watches.clusters[KEY] = {}
-    changed = next(informer for informer in watches if informer._kind.plural == kind)._changed
+    woken, watches = watched("demo")
+    changed = told(watches, kind)
     if old is not None:
         changed(KEY, None, old)
         woken.clear()
     changed(KEY, old, new)
     assert woken == [(KEY, after)]
+
+
+def renamed(found: Object, name: str) -> Object:
+    return {**found, "metadata": {**found["metadata"], "name": name}}
+
+
+def test_of_workers_that_come_up_the_last_is_urgent_and_the_head_always() -> None:
+    woken, watches = watched("demo")
+    changed = told(watches, "pods")
+    head = labelled(pod(), role="head", group="head")
+    members = {name: renamed(pod(), name) for name in ("a", "b")} | {"h": renamed(head, "h")}
+    for member in members.values():
+        changed(KEY, None, member)
+    woken.clear()
+    changed(KEY, members["a"], renamed(READY, "a"))
+    changed(KEY, members["h"], renamed(labelled(READY, role="head", group="head"), "h"))
+    changed(KEY, members["b"], renamed(READY, "b"))
+    changed(KEY, renamed(READY, "b"), renamed(pod(), "b"))
+    changed(KEY, renamed(READY, "a"), renamed(FAILED, "a"))
+    assert [after for _, after in woken] == [LATER, TOGETHER, TOGETHER, TOGETHER, TOGETHER]
+
+
+def watched(*clusters: str) -> tuple[list[tuple[tuple[str, str], float]], Watches]:
+    """What they wake, and the watches of an operator that knows these clusters."""
+    woken: list[tuple[tuple[str, str], float]] = []
+    watches = Watches(Client(Target("https://localhost")), (), lambda key, after: woken.append((key, after)))
+    watches.clusters |= {("team", name): {} for name in clusters}
+    return woken, watches
+
+
+def told(watches: Watches, kind: str) -> Changed:
+    return next(informer for informer in watches if informer._kind.plural == kind)._changed
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [labelled(READY, role=None), labelled(READY, role="boss"), labelled(READY, group=None)],
+    ids=["no role", "an odd role", "no group"],
+)
+def test_a_pod_that_is_no_member_is_nothing_to_a_cluster(odd: Object) -> None:
+    woken, watches = watched("demo")
+    changed = told(watches, "pods")
+    changed(KEY, None, odd)
+    changed(KEY, odd, labelled(odd, more="x"))
+    assert (woken, watches.seen(KEY).pods()) == ([], [])
+    changed(KEY, odd, READY)
+    assert (woken, watches.seen(KEY).pods()) == ([(KEY, LATER)], [READY])
+    changed(KEY, READY, odd)
+    assert (woken[1:], watches.seen(KEY).pods()) == ([(KEY, TOGETHER)], []), "it has lost a member"
+    changed(KEY, odd, None)
+    assert len(woken) == 2
+
+
+def test_what_goes_over_to_another_cluster_is_gone_from_the_first() -> None:
+    woken, watches = watched("demo", "other")
+    changed, theirs = told(watches, "pods"), labelled(READY, cluster="other")
+    changed(KEY, None, READY)
+    woken.clear()
+    changed(KEY, READY, theirs)
+    assert (watches.seen(KEY).pods(), watches.seen(("team", "other")).pods()) == ([], [theirs])
+    assert woken == [(KEY, TOGETHER), (("team", "other"), LATER)]
+
+
+@pytest.mark.parametrize(
+    ("owners", "is_there"),
+    [
+        ([], False),
+        (owned("ComputeCluster", "demo"), True),
+        (owned("ComputeCluster", "other"), False),
+        (owned("ConfigMap", "demo-oars"), False),
+    ],
+    ids=["nobody's", "its own", "another cluster's", "of a cluster without an operator"],
+)
+@pytest.mark.parametrize("kind", ["deployments", "services"])
+def test_what_only_has_the_label_is_not_the_clusters(kind: str, owners: list[Object], is_there: bool) -> None:
+    _, watches = watched("demo")
+    found = deployment(1, 0)
+    found["metadata"]["ownerReferences"] = owners
+    told(watches, kind)(KEY, None, found)
+    seen = watches.seen(KEY)
+    assert seen.has("Deployment" if kind == "deployments" else "Service", "d") is is_there
+    assert seen.deployments() == ([found] if is_there and kind == "deployments" else [])
+    assert seen.has("Secret", "d") is None, "not watched"

@@ -36,6 +36,7 @@ def effects(before: dict[str, Any], after: dict[str, Any]) -> list[Effect]:
         ({"workers": 1}, {"workers": 0}, [Effect.DRAINED]),
         ({}, {"image": "i:2"}, [Effect.HEAD, Effect.ROLLED]),
         ({}, {"env": {"A": "1"}}, [Effect.HEAD, Effect.ROLLED]),
+        ({"engine": "mars"}, {"engine": "mars", "mars": {"config": {"a": 1}}}, [Effect.HEAD, Effect.ROLLED]),
         ({}, {"head": {"cpu": 2}}, [Effect.HEAD]),
         ({}, {"workers": [{"cpu": 2}]}, [Effect.ROLLED]),
         ({}, {"workers": [{"env": {"A": "1"}, "replicas": 2}]}, [Effect.ROLLED, Effect.ADDED]),
@@ -63,11 +64,31 @@ def test_it_says_what_differs() -> None:
     head, workers = between({}, {"image": "i:2"})
     assert head.lines == ("spec.containers[head].image: i:1 → i:2",)
     assert "lost" in head.message
-    assert workers.message == (
-        "The workers of 'default' are replaced; each hands over what it holds before it goes."
-    )  # fmt: skip
+    assert workers.message == "The workers of 'default' are replaced with the head; what they hold is lost."
+    [rolled] = between({}, {"workers": [{"cpu": 2}]})
+    assert rolled.message == "The workers of 'default' are replaced; each hands over what it holds before it goes."
     [fewer] = between({"workers": 3}, {"workers": 1})
     assert fewer.message == "The group 'default' shrinks from 3 to 1: 2 workers hand over and go."
+
+
+def test_a_changed_file_is_told_once() -> None:
+    """However long it is: two that differ by one letter differ."""
+    before, after = ({"engine": "mars", "mars": {"config": {"a": number}}} for number in (1, 2))
+    for change in between(before, after):
+        [line] = change.lines
+        assert line.startswith("files.") and " → " in line
+
+
+def test_nobody_hands_over_when_the_head_goes() -> None:
+    before = {"workers": [{"replicas": 3}, {"name": "b"}, {"name": "c", "replicas": 2}]}
+    after = {"workers": [{"replicas": 1, "cpu": 2}, {"name": "c"}], "head": {"cpu": 2}}
+    assert [change.message for change in between(before, after)] == [
+        "The head is replaced: running work and all that the cluster holds are lost.",
+        "The workers of 'default' are replaced with the head; what they hold is lost.",
+        "The group 'b' is removed: 1 worker goes with the head.",
+        "The group 'default' shrinks from 3 to 1: 2 workers go with the head.",
+        "The group 'c' shrinks from 2 to 1: 1 worker goes with the head.",
+    ]
 
 
 def test_the_crd_refuses_the_same() -> None:
@@ -81,3 +102,9 @@ def test_lines_between() -> None:
     many = lines_between({}, {str(number): number for number in range(MOST_LINES + 5)})
     assert many[-1] == "… and 5 more"
     assert len(many) == MOST_LINES + 1
+
+
+def test_a_namespace_that_is_said_at_last_is_no_change() -> None:
+    before, after = cluster(), cluster(namespace={"name": "ns"})
+    assert compare(before, after) == ()
+    assert compare(before, cluster(namespace={"name": "other"}))[0].effect is Effect.REFUSED

@@ -91,10 +91,29 @@ def test_who_is_on_the_way_out_does_not_count(gone: Object) -> None:
     assert observe.members([gone], {}) == ()
 
 
+@pytest.mark.parametrize(
+    "labels",
+    [{}, {names.ROLE: "worker"}, {names.GROUP: "default"}, {names.ROLE: "boss", names.GROUP: "default"}],
+)
+def test_a_pod_without_a_members_labels_is_none(labels: dict[str, str]) -> None:
+    """Anybody who may label pods can do that to one, and to the pod of another program."""
+    odd = pod("w", metadata={"labels": {names.CLUSTER: "demo", **labels}}, state=DIED)
+    assert observe.members([odd, pod("v")], {})[0].id == "v"
+    assert (observe.outline(odd), observe.failures([odd], 0.0)) == ((), {})
+    assert not observe.is_member({"metadata": {}})
+
+
 def test_of_two_heads_the_newer_counts() -> None:
     old, new = pod("a", "head", created="2026-11-16T03:00:00Z"), pod("b", "head", created="2026-11-16T03:00:09Z")
     (member,) = observe.members([new, old], {})
     assert (member.id, member.incarnation) == (HEAD, "uid-b")
+
+
+def test_a_container_that_is_started_again_makes_no_newer_member() -> None:
+    created, again = "2026-11-16T03:00:00Z", {"running": {"startedAt": "2026-11-16T09:00:00Z"}}
+    old, new = (only(pod("w", created=stamp, state=again)) for stamp in (created, "2026-11-16T03:00:09Z"))
+    assert new.made - old.made == 9
+    assert old.started - old.made == 6 * 3600
 
 
 def test_a_head_that_is_started_again_in_place_is_another_one() -> None:

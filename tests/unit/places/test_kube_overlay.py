@@ -23,7 +23,7 @@ def ours() -> Object:
         "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}},
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": 1}, "periodSeconds": 1},
-        "securityContext": {"allowPrivilegeEscalation": False},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     return {
         "metadata": {"labels": {"oars.dev/cluster": "demo"}, "annotations": {"ours": "1"}},
@@ -31,6 +31,7 @@ def ours() -> Object:
             "containers": [container],
             "volumes": [{"name": "tmp", "emptyDir": {}}],
             "securityContext": {"runAsUser": 1000, "runAsNonRoot": True},
+            "serviceAccountName": "demo",
             "terminationGracePeriodSeconds": 30,
         },
     }
@@ -73,13 +74,31 @@ MERGES: list[tuple[Object, str, Any]] = [
     ),
     (worker(envFrom=[{"secretRef": {"name": "s"}}]), "spec.containers.0.envFrom", [{"secretRef": {"name": "s"}}]),
     (
-        worker(resources={"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}),
+        worker(resources={"requests": {"example.org/card": "1"}, "limits": {"example.org/card": "1"}}),
         "spec.containers.0.resources.limits",
-        {"cpu": "1", "nvidia.com/gpu": "1"},
+        {"cpu": "1", "example.org/card": "1"},
     ),
+    # Lists without a key are the user's alone, as in Kubernetes.
+    (worker(securityContext={"capabilities": {"drop": []}}), "spec.containers.0.securityContext.capabilities.drop", []),
+    (
+        worker(securityContext={"capabilities": {"drop": ["NET_RAW"]}}),
+        "spec.containers.0.securityContext",
+        {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["NET_RAW"]}},
+    ),
+    (
+        worker(securityContext={"capabilities": {"add": ["SYS_PTRACE"]}}),
+        "spec.containers.0.securityContext.capabilities",
+        {"drop": ["ALL"], "add": ["SYS_PTRACE"]},
+    ),
+    ({"spec": {"serviceAccountName": "mine"}}, "spec.serviceAccountName", "mine"),
+    ({"spec": {"serviceAccount": "mine"}}, "spec.serviceAccountName", "mine"),  # its old name
+    ({"spec": {"serviceAccount": "old", "serviceAccountName": "new"}}, "spec.serviceAccountName", "new"),
     (worker(volumeMounts=[{"name": "d", "mountPath": "/d"}]), "spec.containers.0.volumeMounts.1.mountPath", "/d"),
     # A probe is one thing: half of ours and half of theirs would be neither.
     (worker(readinessProbe={"tcpSocket": {"port": 2}}), "spec.containers.0.readinessProbe", {"tcpSocket": {"port": 2}}),
+    # YAML has numbers for keys, JSON has not.
+    ({"metadata": {"labels": {1: "a"}}}, "metadata.labels", {"oars.dev/cluster": "demo", "1": "a"}),
+    ({"metadata": {"labels": {"env": "prod"}}}, "metadata.labels", {"oars.dev/cluster": "demo", "env": "prod"}),
     (worker(command=["dask", "worker"]), "spec.containers.0.command", ["dask", "worker"]),  # the same is no clash
 ]
 
@@ -89,15 +108,87 @@ def test_merges(theirs: Object, path: str, value: Any) -> None:
     assert at(merged(ours(), theirs, "head.pod"), path) == value
 
 
+def test_the_old_name_of_the_account_is_not_rendered() -> None:
+    """Kubernetes would take it for the other one's copy and set it anew: a difference at every apply."""
+    assert "serviceAccount" not in merged(ours(), {"spec": {"serviceAccount": "mine"}}, "head.pod")["spec"]
+
+
+NULLS: list[Object] = [
+    {"metadata": None},
+    {"spec": None},
+    {"metadata": {"labels": None, "annotations": None}},
+    {"spec": {"containers": None, "volumes": None, "securityContext": None, "terminationGracePeriodSeconds": None}},
+    {"spec": {"nodeSelector": None, "restartPolicy": None}},
+    worker(env=None, volumeMounts=None, resources=None, securityContext=None, readinessProbe=None, command=None),
+    worker(resources={"requests": None, "limits": {"cpu": None}}, args=None),
+    worker(env=[{"name": "HOME", "value": None}], ports=[{"containerPort": 8786, "name": None}]),
+]
+
+
+@pytest.mark.parametrize("theirs", NULLS)
+def test_a_null_is_as_if_it_had_not_been_written(theirs: Object) -> None:
+    assert merged(ours(), theirs, "head.pod") == ours()
+
+
+def test_a_null_in_what_is_theirs_alone_is_not_written_either() -> None:
+    theirs = {"spec": {"volumes": [{"name": "d", "emptyDir": {"medium": None}}]}}
+    assert at(merged(ours(), theirs, "head.pod"), "spec.volumes.1") == {"name": "d", "emptyDir": {}}
+
+
+KINDS: list[tuple[Object, str]] = [
+    ({"spec": {"containers": {"name": "worker"}}}, "spec.containers: must be a list"),
+    ({"spec": {"containers": "worker"}}, "spec.containers: must be a list"),
+    ({"spec": {"volumes": {"name": "d"}}}, "spec.volumes: must be a list"),
+    (worker(env={"A": "1"}), "spec.containers[worker].env: must be a list"),
+    (worker(ports=8786), "spec.containers[worker].ports: must be a list"),
+    ({"spec": []}, "spec: must be a map"),
+    ({"metadata": "x"}, "metadata: must be a map"),
+    ({"metadata": {"labels": [{"team": "a"}]}}, "metadata.labels: must be a map"),
+    (worker(resources=[{"limits": {}}]), "spec.containers[worker].resources: must be a map"),
+    (worker(readinessProbe="/health"), "spec.containers[worker].readinessProbe: must be a map"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "words"), KINDS)
+def test_a_list_stays_a_list_and_a_map_a_map(theirs: Object, words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        merged(ours(), theirs, "head.pod")
+    assert f"head.pod.{words}" in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"), [(["a"], r": must be a map"), ({"oars.dev/head": "1"}, r"\[oars\.dev/head\] clashes")]
+)
+def test_annotations_are_a_map_with_names_of_ours_even_where_we_have_none_yet(theirs: Any, words: str) -> None:
+    """We add to them later."""
+    mine = ours()
+    del mine["metadata"]["annotations"]
+    with pytest.raises(SpecError, match=rf"head\.pod\.metadata\.annotations{words}"):
+        merged(mine, {"metadata": {"annotations": theirs}}, "head.pod")
+
+
+def test_a_gpu_of_the_pod_is_a_gpu_that_the_engine_is_told_of() -> None:
+    mine, theirs = ours(), worker(resources={"limits": {"nvidia.com/gpu": "2"}})
+    with pytest.raises(SpecError, match="use gpu of the group"):
+        merged(mine, theirs, "workers[default].pod")
+    mine["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
+    assert merged(mine, theirs, "workers[default].pod") == mine
+    with pytest.raises(SpecError, match=r"limits\[nvidia\.com/gpu\] clashes"):
+        merged(mine, worker(resources={"limits": {"nvidia.com/gpu": "1"}}), "workers[default].pod")
+
+
 CLASHES: list[tuple[Object, str]] = [
     ({"metadata": {"labels": {"oars.dev/cluster": "x"}}}, "metadata.labels[oars.dev/cluster]"),
     (worker(command=["sh"]), "spec.containers[worker].command"),
     (worker(resources={"limits": {"cpu": "4"}}), "spec.containers[worker].resources.limits[cpu]"),
+    (worker(resources={"limits": {"nvidia.com/gpu": "4"}}), "spec.containers[worker].resources.limits[nvidia.com/gpu]"),
     (worker(env=[{"name": "HOME", "value": "/x"}]), "spec.containers[worker].env[HOME].value"),
     (worker(ports=[{"containerPort": 8786, "name": "mine"}]), "spec.containers[worker].ports[8786].name"),
     (worker(args=["--more"]), "spec.containers[worker].args"),
     (worker(env=[{"name": "HOME", "valueFrom": {}}]), "spec.containers[worker].env[HOME].valueFrom"),
     ({"metadata": {"labels": {"oars.dev/mine": "x"}}}, "metadata.labels[oars.dev/mine]"),
+    ({"metadata": {"annotations": {"oars.dev/files": "x"}}}, "metadata.annotations[oars.dev/files]"),
     ({"spec": {"volumes": [{"name": "tmp", "hostPath": {"path": "/x"}}]}}, "spec.volumes[tmp].hostPath"),
     ({"spec": {"volumes": [{"name": "oars-files", "emptyDir": {}}]}}, "spec.volumes[oars-files]"),
     ({"spec": {"containers": [{"name": "oars", "image": "x"}]}}, "spec.containers[oars]"),
@@ -119,6 +210,8 @@ def test_a_clash_is_an_error_that_says_which_field(theirs: Object, path: str) ->
         ({"nodeSelector": {}}, "head.pod.nodeSelector: a PodTemplateSpec has only metadata and spec"),
         ({"spec": {"containers": [{"image": "x"}]}}, "head.pod.spec.containers: each entry needs its name"),
         ({"spec": {"volumes": ["x"]}}, "head.pod.spec.volumes: each entry needs its name"),
+        ({"spec": {"containers": [{"name": None}]}}, "head.pod.spec.containers: each entry needs its name"),
+        ({"spec": {"containers": [{"name": ["x"]}]}}, "head.pod.spec.containers: each entry needs its name"),
     ],
 )
 def test_what_is_no_template_is_an_error(theirs: Object, words: str) -> None:

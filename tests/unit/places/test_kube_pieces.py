@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from typing import Any, cast
+
+import pytest
 
 from oars.kube.client import Client, Listing
 from oars.kube.kinds import NODE, Kind
@@ -34,6 +36,11 @@ class Server:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.written: list[Object] = []
+        self.read: list[tuple[str, bool]] = []
+
+    async def logs(self, name: str, namespace: str, *, container: str, tail: int, previous: bool) -> AsyncIterator[str]:
+        self.read.append((container, previous))
+        yield f"last words of {container}"
 
     async def list(self, kind: Kind, namespace: str | None, *, fields: str = "") -> Listing:
         self.asked[kind.plural] += 1
@@ -126,6 +133,32 @@ def test_what_has_been_broken_for_long_is_looked_into_now_and_then() -> None:
     run(story())
 
 
+ENDED: Object = {"terminated": {"exitCode": 4}}
+LOOPING: Object = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ENDED, "restartCount": 2}
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "read"),
+    [
+        ("initContainerStatuses", {"name": "fetch", **LOOPING}, ("fetch", True)),
+        ("initContainerStatuses", {"name": "fetch", "state": ENDED, "restartCount": 0}, ("fetch", False)),
+        ("initContainerStatuses", {"name": "agent", **LOOPING}, ("agent", True)),
+        ("containerStatuses", {"name": "proxy", **LOOPING}, ("proxy", True)),
+    ],
+)
+def test_the_log_is_that_of_the_container_that_died(where: str, status: Object, read: tuple[str, bool]) -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        found = numbered(pod("w", ready=False), "1", "n1")
+        found["status"][where] = [*found["status"].get(where, ()), {**status, "ready": False}]
+        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        [cause] = await evidence.causes([found | {"metadata": found["metadata"] | {"namespace": "lab"}}], [])
+        assert server.read == [read]
+        assert cause.lines == (f"last words of {read[0]}",) and f"container {read[0]}" in cause.message
+
+    run(story())
+
+
 # our own writes
 
 
@@ -156,9 +189,10 @@ def told(phase: Phase, ready: int) -> Status:
     return Status("demo", "played", "kubernetes", phase, groups=(GroupStatus("default", 3, ready),), generation=1)
 
 
-def root(server: Server, clock: Clock) -> ClusterRoot:
+def root(server: Server, clock: Clock, *, may_tell: bool = True) -> ClusterRoot:
     metadata = {"name": "demo", "namespace": "lab", "uid": "u", "generation": 1}
-    return ClusterRoot(client(server), {"metadata": metadata}, clock)
+    resource = {"metadata": metadata, "status": {"phase": "Pending"}}  # the definition's default
+    return ClusterRoot(client(server), resource, clock, lambda: may_tell)
 
 
 def test_a_start_is_told_in_few_writes() -> None:
@@ -188,10 +222,22 @@ def test_a_long_start_is_told_as_it_goes() -> None:
     run(story())
 
 
+def test_one_of_many_tells_only_that_it_is_ready() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock, may_tell=False)
+        for phase, ready in ((Phase.PENDING, 0), (Phase.STARTING, 1), (Phase.STARTING, 2), (Phase.READY, 3)):
+            clock.now += COUNT_SECONDS
+            await kept.save(Notes(), told(phase, ready), ())
+        assert [body["phase"] for body in server.written] == ["Ready"]
+
+    run(story())
+
+
 def test_what_is_wrong_is_told_at_once_and_as_an_event() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        kept = root(server, clock)
+        kept = root(server, clock, may_tell=False)
         cause = Cause("ImagePull", "The image cannot be pulled.", "Correct its name.")
         wrong = replace(told(Phase.STARTING, 0), reason=cause.reason, message=cause.message)
         await kept.save(Notes(), wrong, (cause,))
@@ -208,5 +254,106 @@ def test_what_the_loop_must_remember_is_written_before_it_acts() -> None:
         await kept.save(Notes(), told(Phase.READY, 3), ())
         await kept.save(Notes(head="b", head_changes=1), None, ())
         assert server.written[1]["notes"]["headChanges"] == 1
+
+    run(story())
+
+
+CRASH = Cause("CrashLoop", "The head died again and again (3 times).", "Read its log.", ("Traceback", "at 10:01"))
+
+
+def crashed(cause: Cause = CRASH) -> Status:
+    return replace(told(Phase.DEGRADED, 0), reason=cause.reason, message=cause.message)
+
+
+def test_causes_are_told_with_their_lines_and_taken_back() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock)
+        long = replace(CRASH, lines=(*(str(number) for number in range(20)), "x" * 1000))
+        await kept.save(Notes(), crashed(), (long,))
+        (listed,) = server.written[0]["causes"]
+        assert (listed["reason"], listed["todo"]) == ("CrashLoop", "Read its log.")
+        assert listed["lines"] == ["13", "14", "15", "16", "17", "18", "19", "x" * 300]
+        await kept.save(Notes(), told(Phase.READY, 3), ())
+        assert server.written[-1]["causes"] is None
+        before = len(server.written)
+        await kept.save(Notes(), told(Phase.READY, 3), ())
+        assert len(server.written) == before
+
+    run(story())
+
+
+def test_other_lines_of_the_same_cause_are_no_news() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock)
+        quiet = replace(CRASH, lines=())
+        await kept.save(Notes(), crashed(), (quiet,))
+        server.written.clear()
+        for second in range(5):
+            clock.now += COUNT_SECONDS
+            await kept.save(Notes(), crashed(), (replace(CRASH, lines=(f"at 10:0{second}",)),))
+            await kept.save(Notes(), crashed(), (quiet,))
+        assert [body["causes"][0]["lines"] for body in server.written] == [["at 10:00"]], "they came, and stay"
+
+    run(story())
+
+
+def test_what_another_operator_told_is_not_told_again() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        await root(server, clock).save(Notes(), crashed(), (CRASH,))
+        status = server.written[0]
+        server.written.clear()
+        metadata = {"name": "demo", "namespace": "lab", "uid": "u", "generation": 1}
+        kept = ClusterRoot(client(server), {"metadata": metadata, "status": status}, clock)
+        clock.now += COUNT_SECONDS
+        await kept.save(Notes(), crashed(), (replace(CRASH, lines=("at 10:09",)),))
+        assert server.written == []
+
+    run(story())
+
+
+def test_few_causes_are_told_and_none_that_the_notes_tell() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        many = [replace(CRASH, message=f"Pod {number} died.") for number in range(9)]
+        leaving = Cause("Draining", "w is kept.", "It goes when that is done.")
+        course = Cause("Loading", "It takes its course.")
+        await root(server, clock).save(Notes(), crashed(many[0]), (many[0], leaving, course, *many[1:]))
+        assert [cause["message"] for cause in server.written[0]["causes"]] == [f"Pod {n} died." for n in range(5)]
+
+    run(story())
+
+
+REFUSED = Cause("RightMissing", "The operator may not create secrets.", "Add this rule.")
+
+
+def test_a_refusal_is_told_once_and_taken_back() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock)
+        for _ in range(3):
+            await kept.refuse(REFUSED, 1)
+        status, event = server.written
+        assert (status["reason"], status["observedGeneration"]) == ("RightMissing", 1)
+        assert status["message"] == "The operator may not create secrets. Add this rule."
+        assert (status["conditions"][0]["status"], status["conditions"][0]["reason"]) == ("False", "RightMissing")
+        assert (event["kind"], event["reason"]) == ("Event", "RightMissing")
+        await kept.save(Notes(), told(Phase.STARTING, 0), ())
+        assert (server.written[-1]["reason"], server.written[-1]["causes"]) == ("", None)
+
+    run(story())
+
+
+def test_what_is_refused_of_a_ready_cluster_leaves_it_so_until_it_shall_change() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock)
+        await kept.save(Notes(), told(Phase.READY, 3), ())
+        await kept.refuse(REFUSED, 1)
+        assert "phase" not in server.written[1]
+        await kept.refuse(REFUSED, 2)
+        assert server.written[-1]["phase"] == "Degraded"
 
     run(story())

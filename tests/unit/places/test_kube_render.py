@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from oars import engines
 from oars.base.errors import SpecError
+from oars.operator import manifests
 from oars.places.kube import names, render
 from oars.places.kube.describe import HEAD_MEMORY, WORKER_MEMORY, describe
-from oars.places.kube.pod import Cluster, cpu_quantity
+from oars.places.kube.pod import DEFAULT_CONTAINER, Cluster, cpu_quantity
+from oars.places.kube.values import POD_FIELDS, SCRATCH
 from oars.spec.cluster import ClusterSpec
 
 Object = dict[str, Any]
@@ -38,16 +41,25 @@ def container_of(deployment: Object) -> Object:
     return found
 
 
+def annotations_of(deployment: Object) -> dict[str, str]:
+    found: dict[str, str] = deployment["spec"]["template"]["metadata"].get("annotations", {})
+    return found
+
+
+def variables_of(deployment: Object) -> dict[str, str]:
+    return {entry["name"]: entry.get("value", "") for entry in container_of(deployment)["env"]}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_cluster_is_few_objects(engine: str) -> None:
     found = objects(engine=engine, workers=3)
     named = {key for key in found if not key.startswith("ConfigMap/")}
     assert named == {
-        "ServiceAccount/demo", "Service/demo-head", "PodDisruptionBudget/demo-head", "NetworkPolicy/demo",
+        "ServiceAccount/demo-oars", "Service/demo-head", "PodDisruptionBudget/demo-head", "NetworkPolicy/demo-oars",
         "Deployment/demo-head", "Deployment/demo-worker",
     }  # fmt: skip
     assert len(found) + 1 <= 8  # with the Secret
-    assert next(iter(found)) == "ServiceAccount/demo"  # without it no pod is let in
+    assert next(iter(found)) == "ServiceAccount/demo-oars"  # without it no pod is let in
     for obj in found.values():
         assert obj["metadata"]["namespace"] == "lab"
         assert obj["metadata"]["labels"][names.CLUSTER] == "demo"
@@ -69,7 +81,7 @@ def test_pods_meet_the_restricted_standard(engine: str) -> None:
         spec = pod_of(obj)
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert spec["automountServiceAccountToken"] is False and spec["serviceAccountName"] == "demo"
+        assert spec["automountServiceAccountToken"] is False and spec["serviceAccountName"] == "demo-oars"
         for container in spec["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -93,6 +105,120 @@ def test_dask_workers_are_told_what_their_pods_have() -> None:
     words = " ".join([*container["command"], json.dumps(container["env"])])
     assert "--nthreads 3" in words
     assert str(6 * 2**30) in words
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_fact_of_the_pod_that_is_used_is_there_and_no_other(engine: str) -> None:
+    for key, obj in objects(engine=engine).items():
+        if key.startswith("Deployment/"):
+            container = container_of(obj)
+            facts = {entry["name"] for entry in container["env"] if "valueFrom" in entry}
+            words = json.dumps([container["command"], [entry.get("value") for entry in container["env"]]])
+            assert facts == set(re.findall(r"\$\((POD_[A-Z]+)\)", words))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_of_a_template_is_left_but_what_kubernetes_fills_in(engine: str) -> None:
+    facts = {f"$({name})" for name in POD_FIELDS}
+    assert set(re.findall(r"\$\([^)\s]*\)", json.dumps(list(objects(engine=engine).values())))) <= facts
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_user_s_variables_are_kubernetes_to_fill_in(engine: str) -> None:
+    said = {"PATH_X": "$(HOME)/bin", "ME": "$(POD_IP)", "TEXT": "$$(host)", "OURS": "$(head.host)"}
+    found = objects(engine=engine, env=said)
+    for name in ("head", "worker"):
+        variables = variables_of(found[f"Deployment/demo-{name}"])
+        assert {key: variables[key] for key in said} == {**said, "OURS": "demo-head"}
+        assert list(variables).index("POD_IP") < list(variables).index("ME")  # Kubernetes knows only what comes before
+
+
+def test_a_user_s_text_in_a_file_is_left_alone() -> None:
+    data = objects(engine="mars", mars={"config": {"path": "$(HOME)/x", "web": {"a": "$(nobody)"}}})[
+        "ConfigMap/demo-oars"
+    ]
+    for key in ("head.config.yml", "default.config.yml"):
+        config = json.loads(data["data"][key])
+        assert (config["path"], config["web"]["a"]) == ("$(HOME)/x", "$(nobody)")
+    assert json.loads(data["data"]["head.config.yml"])["web"]["port"] == 7104
+
+
+def test_pods_are_replaced_when_their_files_change() -> None:
+    before, after = (objects(engine="mars", mars={"config": {"a": number}}) for number in (1, 2))
+    for name in ("head", "worker"):
+        old, new = (annotations_of(each[f"Deployment/demo-{name}"]) for each in (before, after))
+        assert old[names.FILES] != new[names.FILES]
+    assert annotations_of(objects(engine="mars")["Deployment/demo-head"]) == annotations_of(
+        objects(engine="mars", workers=7)["Deployment/demo-head"]
+    )
+
+
+def test_pods_without_files_are_not_burdened() -> None:
+    found = objects(engine="ray")
+    assert all(
+        "annotations" not in found[f"Deployment/demo-{n}"]["spec"]["template"]["metadata"] for n in ("head", "worker")
+    )
+
+
+def test_programs_start_where_they_may_write() -> None:
+    mine = {"spec": {"containers": [{"name": "worker", "workingDir": "/data"}]}}
+    found = objects(workers=[{"pod": mine}])
+    assert container_of(found["Deployment/demo-head"])["workingDir"] == SCRATCH
+    assert container_of(found["Deployment/demo-worker"])["workingDir"] == "/data"
+
+
+def shared_memory_of(deployment: Object) -> int:
+    """Of what is mounted at /dev/shm; in memory, and so part of the container's limit."""
+    (mount,) = [each for each in container_of(deployment)["volumeMounts"] if each["mountPath"] == "/dev/shm"]
+    (volume,) = [each for each in pod_of(deployment)["volumes"] if each["name"] == mount["name"]]
+    assert volume["emptyDir"]["medium"] == "Memory"
+    return int(volume["emptyDir"]["sizeLimit"])
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("spec", "head", "worker"),
+    [
+        ({"engine": "ray"}, int(2 * GIB * 0.3), int(4 * GIB * 0.3)),
+        ({"engine": "ray", "ray": {"objectStoreMemory": "1Gi"}}, GIB, GIB),
+        ({"engine": "mars"}, 2 * GIB, 4 * GIB),
+        ({"engine": "mars", "mars": {"distribution": "pymars"}}, 2 * GIB, 4 * GIB),
+    ],
+)
+def test_shared_memory_is_what_the_engine_uses(spec: Object, head: int, worker: int) -> None:
+    """The 64 MiB that a container has by itself would end in a bus error."""
+    found = objects(**spec, head={"memory": "2Gi"}, workers=[{"memory": "4Gi"}])
+    assert shared_memory_of(found["Deployment/demo-head"]) == head
+    assert shared_memory_of(found["Deployment/demo-worker"]) == worker
+
+
+def test_dask_needs_no_shared_memory() -> None:
+    assert all(
+        mount["mountPath"] != "/dev/shm" for mount in container_of(objects()["Deployment/demo-worker"])["volumeMounts"]
+    )
+
+
+@pytest.mark.parametrize("name", ["head", "worker"])
+def test_ray_s_tasks_and_objects_have_the_memory_of_the_pod_together(name: str) -> None:
+    found = objects(engine="ray", head={"memory": "2Gi"}, workers=[{"memory": "2Gi"}])[f"Deployment/demo-{name}"]
+    told = {word.partition("=")[0]: word.partition("=")[2] for word in container_of(found)["command"]}
+    limit = int(container_of(found)["resources"]["limits"]["memory"])
+    assert int(told["--object-store-memory"]) == shared_memory_of(found)
+    assert int(told["--memory"]) + int(told["--object-store-memory"]) == limit
+
+
+def test_a_default_that_ray_s_object_store_would_fill_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"head\.memory must be larger than Ray's object store, which needs 1536Mi"):
+        objects(engine="ray", ray={"objectStoreMemory": "1.5Gi"})
+
+
+def test_kubectl_is_told_which_container_is_meant_where_there_are_several() -> None:
+    sidecar = {"spec": {"containers": [{"name": "log", "image": "team/log:1"}]}}
+    found = objects(workers=[{"name": "default", "pod": sidecar}])
+    assert DEFAULT_CONTAINER not in annotations_of(found["Deployment/demo-head"])
+    assert annotations_of(found["Deployment/demo-worker"]) == {DEFAULT_CONTAINER: "worker"}
 
 
 def test_memory_has_a_default_so_that_no_engine_takes_the_whole_node() -> None:
@@ -127,15 +253,37 @@ def test_the_service_has_the_ports_that_the_head_serves() -> None:
     assert service["spec"]["selector"][names.ROLE] == "head"
 
 
-def test_only_what_is_exposed_is_open_to_others() -> None:
-    closed, opened = (render.network_policy(cluster(expose={"type": kind})) for kind in ("ClusterIP", "LoadBalancer"))
+HOST = {"host": "demo.example.org"}
 
-    def open_ports(policy: Object) -> set[int]:
-        rules = [rule for rule in policy["spec"]["ingress"] if "from" not in rule]
-        return {port["port"] for rule in rules for port in rule["ports"]} - {names.HELPER_PORT}  # it asks for a token
 
-    assert open_ports(closed) == set()
-    assert 8786 in open_ports(opened)
+@pytest.mark.parametrize(
+    ("engine", "expose", "opened"),
+    [
+        ("dask", {}, set()),
+        ("dask", {"type": "NodePort"}, {8786, 8787}),
+        ("dask", {"type": "LoadBalancer"}, {8786, 8787}),
+        ("dask", HOST, {8787}),
+        ("dask", {**HOST, "type": "NodePort"}, {8786, 8787}),
+        ("ray", HOST, {8265}),
+        ("mars", HOST, {7104}),
+    ],
+)
+def test_only_what_is_exposed_is_open_to_others(engine: str, expose: Object, opened: set[int]) -> None:
+    made = cluster(engine, expose=expose)
+    rules = render.network_policy(made)["spec"]["ingress"]
+    to_all = {port["port"] for rule in rules if "from" not in rule for port in rule["ports"]}
+    assert to_all - {names.HELPER_PORT} == opened  # the helper asks for a token
+    to_some = {port["port"] for rule in rules for port in rule.get("ports", ())}
+    assert to_some >= {port.default for port in made.shape.head.process.ports if port.served}
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+def test_the_ingress_leads_to_the_port_that_the_policy_opens(engine: str) -> None:
+    made = cluster(engine, expose=HOST)
+    path = render.ingress(made)["spec"]["rules"][0]["http"]["paths"][0]
+    assert {"ports": [{"port": path["backend"]["service"]["port"]["number"], "protocol": "TCP"}]} in (
+        render.network_policy(made)["spec"]["ingress"]
+    )
 
 
 def test_a_host_name_makes_an_ingress() -> None:
@@ -162,6 +310,7 @@ def test_the_revision_of_a_group_changes_with_its_pods_alone() -> None:
     assert revision(workers=2, env={"A": "1"}) != first
     assert revision(workers=2, image="team/it:2") != first
     assert revision(workers=[{"replicas": 2, "cpu": 2}]) != first
+    assert revision(engine="mars", mars={"config": {"a": 1}}) != revision(engine="mars", mars={"config": {"a": 2}})
 
 
 def test_a_clash_names_the_group() -> None:
@@ -173,3 +322,11 @@ def test_a_clash_names_the_group() -> None:
 def test_no_secret_stands_in_a_manifest() -> None:
     text = json.dumps(list(objects(engine="ray").values()))
     assert "secretName" in text and '"Secret"' not in text
+
+
+def test_the_operator_is_let_through_the_policy() -> None:
+    rules = objects()["NetworkPolicy/demo-oars"]["spec"]["ingress"]
+    peers = [peer for rule in rules for peer in rule.get("from", ()) if "namespaceSelector" in peer]
+    selectors = [peer["podSelector"]["matchLabels"] for peer in peers]
+    labels = manifests.deployment(manifests.InstallOptions())["spec"]["template"]["metadata"]["labels"]
+    assert selectors and all(selector.items() <= labels.items() for selector in selectors)

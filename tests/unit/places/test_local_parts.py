@@ -68,7 +68,7 @@ def test_the_ledger_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     assert read_book(path) == Book()
     notes = Notes({W0: Retiring(1.0, True, "x")}, {W0: Failure(2, 1.0, 3.0, "4", "died", ("a", "b"))})
-    entry = Entry(W0, Role.WORKER, "default", 4, "1", 2.0, {"client": 20001}, 99, 5, "boot", "", litter=("/x-$(pid)",))
+    entry = Entry(W0, Role.WORKER, "default", 4, "1", 2.0, {"client": 20001}, 99, 5, "boot", "", litter=("/x-$(tag)",))
     book = Book(notes=notes).with_entry(entry)
     write_book(path, book)
     assert read_book(path) == book and book.incarnations == 4

@@ -43,6 +43,7 @@ def worker(
 
 
 def view_of(observed: Observed) -> View:
-    """An engine that lists everyone who runs."""
+    """An engine that lists everyone who runs and was not emptied."""
     running = [m for m in observed.members if m.role is Role.WORKER and m.state is MemberState.RUNNING]
-    return View(up=True, members={m.id: MemberView(True) for m in running})
+    emptied = {member for member, state in observed.notes.retiring.items() if state.drained}
+    return View(up=True, members={m.id: MemberView(True) for m in running if m.id not in emptied})

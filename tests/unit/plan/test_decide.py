@@ -27,6 +27,7 @@ from oars.plan.decide import decide, ready, with_drained
 from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
 
 NOTHING_NOTED = Notes()
+BUSY, IDLE, HOLDS = MemberView(True), MemberView(True, idle=3.0), MemberView(True, idle=3.0, held=5)
 W0, W1, W2, W3 = (MemberId(f"worker-{n}") for n in range(4))
 
 
@@ -119,6 +120,15 @@ def test_a_head_in_back_off_starts_nothing() -> None:
 
 
 class TestScaleDown:
+    def test_one_that_serves_again_before_it_is_removed_is_drained_again(self) -> None:
+        """It was started again meanwhile, or had not joined when it was drained: it may hold something by now."""
+        notes = Notes(retiring={W2: Retiring(NOW, drained=True)})
+        observed = Observed((head(), worker(0), worker(1), worker(2)), notes)
+        (remove,) = decide(desired(2), observed, view_of(observed), NOW).steps
+        assert isinstance(remove, Remove) and names(remove) == (W2,)
+        serving = view_of(replace(observed, notes=Notes()))
+        assert decide(desired(2), observed, serving, NOW).steps == (Drain((W2,)),)
+
     def test_drains_before_it_removes(self) -> None:
         observed = Observed((head(), worker(0), worker(1), worker(2)))
         decision = decide(desired(2), observed, view_of(observed), NOW)
@@ -140,18 +150,41 @@ class TestScaleDown:
         ("views", "victim"),
         [
             ({}, W2),
-            ({W0: MemberView(True), W1: MemberView(True)}, W2),
-            ({W0: MemberView(True, held=5), W1: MemberView(True, held=1), W2: MemberView(True, held=9)}, W1),
-            ({W0: MemberView(True, idle=9.0), W1: MemberView(True), W2: MemberView(True)}, W0),
-            ({W0: MemberView(True), W1: MemberView(True), W2: MemberView(True)}, W2),
+            ({W0: BUSY, W1: BUSY}, W2),  # not listed
+            ({W0: BUSY, W2: BUSY}, W1),
+            ({W0: HOLDS, W2: HOLDS}, W1),
+            ({W0: IDLE, W1: BUSY}, W2),
+            ({W0: IDLE, W1: BUSY, W2: MemberView(True, idle=9.0, incarnation="another")}, W2),
+            ({W0: replace(BUSY, held=5), W1: replace(BUSY, held=1), W2: replace(BUSY, held=9)}, W1),
+            ({W0: IDLE, W1: BUSY, W2: BUSY}, W0),
+            ({W0: HOLDS, W1: BUSY, W2: BUSY}, W0),  # idle comes before empty
+            ({W0: replace(HOLDS, held=7), W1: replace(HOLDS, held=8), W2: BUSY}, W0),
+            ({W0: replace(HOLDS, idle=99.0), W1: replace(HOLDS, idle=1.0), W2: BUSY}, W1),  # for how long is no matter
+            ({W0: replace(IDLE, idle=99.0), W1: IDLE, W2: HOLDS}, W1),
+            ({W0: BUSY, W1: BUSY, W2: BUSY}, W2),
         ],
     )
-    def test_chooses_not_ready_then_least_data_then_idle_then_newest(
+    def test_chooses_idle_then_least_data_then_newest(
         self, views: dict[MemberId, MemberView], victim: MemberId
     ) -> None:
         observed = Observed((head(), worker(0), worker(1), worker(2)))
         decision = decide(desired(2), observed, View(up=True, members=views), NOW)
         assert list(decision.notes.retiring) == [victim]
+
+    def test_one_that_has_not_started_goes_before_one_that_is_idle(self) -> None:
+        observed = Observed((head(), worker(0), worker(1, MemberState.WAITING), worker(2)))
+        decision = decide(desired(2), observed, View(up=True, members={W0: IDLE, W2: IDLE}), NOW)
+        assert list(decision.notes.retiring) == [W1]
+
+    @pytest.mark.parametrize("newest", range(3))
+    def test_of_pods_the_one_made_last_is_the_newest(self, newest: int) -> None:
+        """Their names end in random letters."""
+        ids = [MemberId(f"demo-worker-5d9c7b-{letters}") for letters in ("xk2vd", "b8hfq", "74682")]
+        pods = [
+            replace(worker(n), id=ids[n], made=NOW - (1 if n == newest else 50 + n), started=NOW - 1) for n in range(3)
+        ]
+        observed = Observed((head(), *pods))
+        assert list(decide(desired(2), observed, view_of(observed), NOW).notes.retiring) == [ids[newest]]
 
     def test_the_dead_go_first_and_without_drain(self) -> None:
         observed = Observed((head(), worker(0), worker(1, MemberState.EXITED), worker(2)))
@@ -226,6 +259,15 @@ class TestPlacesThatHeal:
         assert set(decision.steps[-1].members) == {worker(n).id for n in range(3)}
         after = self.seen(new, "1", decision.notes)
         assert not any(isinstance(step, Remove) for step in steps_of(after))
+
+    @pytest.mark.parametrize(("before", "started"), [("a:0", False), ("", True)], ids=["replaced", "the first"])
+    def test_workers_start_with_the_first_head_but_after_one_that_is_being_replaced(
+        self, before: str, started: bool
+    ) -> None:
+        observed = self.seen("b:0", notes=Notes(head=before))
+        coming = replace(observed, members=(replace(observed.members[0], state=MemberState.WAITING),))
+        groups = [step.group.name for step in steps_of(coming) if isinstance(step, Ensure)]
+        assert groups == ["head", *(["default"] if started else [])]
 
     def test_who_retires_is_counted_until_it_is_gone(self) -> None:
         notes = Notes(retiring={worker(2).id: Retiring(NOW)}, head="a:0")

@@ -36,6 +36,7 @@ events = st.lists(
         st.tuples(st.just("engine silent"), st.integers(0, 1)),
         st.tuples(st.just("pass"), st.integers(0, 90)),
         st.tuples(st.just("keeper dies"), st.just(0)),
+        st.tuples(st.just("serve again"), st.just(0)),
     ),
     max_size=25,
 )
@@ -128,6 +129,8 @@ class World:
                 self.silent = bool(value)
             case "pass":
                 self.now += value
+            case "serve again":
+                self.drained.clear()  # whatever was emptied and is still there has joined anew
 
     def crash(self, number: int | None) -> None:
         name = HEAD if number is None else MemberId(f"worker-{number}")

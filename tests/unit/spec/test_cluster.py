@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
-from oars.spec.cluster import ClusterSpec, check_name
+from oars.spec.cluster import ClusterSpec, check_name, check_namespace
 
 
 def test_defaults_are_one_small_local_cluster() -> None:
@@ -46,6 +48,32 @@ def test_names_that_are_no_dns_labels(name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "a-1", "a" * 53])
 def test_names_that_are(name: str) -> None:
     assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["a", "1a", "2024", "a" * 63])
+def test_namespaces_are_what_kubernetes_takes(name: str) -> None:
+    assert ClusterSpec.model_validate({"engine": "dask", "namespace": {"name": name}}).namespace.name == name
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 64, "a.b", "a\n"])
+def test_namespaces_that_it_does_not(name: str) -> None:
+    with pytest.raises(ValueError, match="valid namespace; use at most 63"):
+        check_namespace(name)
+
+
+@pytest.mark.parametrize(
+    ("block", "given", "found"),
+    [
+        ({"name": "a", "create": True}, "b", "a"),
+        ({"create": True}, "b", "b"),
+        ({"create": True}, None, "demo"),
+        ({}, "b", "b"),
+        ({}, None, None),
+    ],
+)
+def test_where_a_cluster_lives(block: dict[str, Any], given: str | None, found: str | None) -> None:
+    spec = ClusterSpec.model_validate({"engine": "dask", "namespace": block})
+    assert spec.namespace_for("demo", given) == found
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,11 @@ def test_several_problems_are_all_in_the_details() -> None:
         (under_spec("engine: dask").replace("demo", "Demo_1"), "'Demo_1' is no valid name"),
         (under_spec("engine: dask").replace("demo", "1"), "metadata.name must be text"),
         (under_spec("engine: dask").replace("{name: demo}", "3"), "metadata must be a mapping"),
+        (
+            under_spec("engine: dask\nnamespace: {name: b}").replace("name: demo", "name: demo, namespace: a"),
+            "metadata.namespace is 'a', and spec.namespace.name 'b'; leave one out",
+        ),
+        (under_spec("engine: dask").replace("name: demo", "name: demo, namespace: 3"), "namespace"),
         (under_spec("engine: dask") + "---\n" + HEADER, "c.yaml:6:1: a second document starts here"),
     ],
 )
@@ -379,3 +384,8 @@ def test_any_set_is_a_spec_or_a_spec_error(tail: str, start: str) -> None:
 def test_numbers_are_finite_in_every_valid_spec() -> None:
     made = outcome(lambda: build({"engine": "dask", "workers": [{"resources": {"a": "1e999"}}]}))
     assert made is None or math.isfinite(made.spec.workers[0].resources["a"])
+
+
+def test_the_namespace_as_files_for_kubectl_say_it() -> None:
+    content = under_spec("engine: dask").replace("name: demo", "name: demo, namespace: team")
+    assert load_text(content, "c.yaml").spec.namespace.name == "team"

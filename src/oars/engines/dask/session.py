@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from oars.base.errors import ClusterLost, EngineMissing, EngineUnreachable
+from oars.engines import versions
+from oars.engines.versions import PYTHON
 
 if TYPE_CHECKING:
     from oars.engines.base import Access
@@ -50,12 +52,25 @@ def _client(access: Access, *, set_as_default: bool) -> Any:
     make: Any = distributed.Client
     security = _security(access.env)
     try:
-        return make(access.address, security=security, timeout=CONNECT_SECONDS, set_as_default=set_as_default)
+        client = make(access.address, security=security, timeout=CONNECT_SECONDS, set_as_default=set_as_default)
+        try:
+            _check_python(access, client)
+        except BaseException:
+            disconnect(client)
+            raise
     except (OSError, TimeoutError) as error:
         raise EngineUnreachable(
             f"The Dask scheduler of {access.name} at {access.address} does not answer: {error}.",
             f"See what it does: oars status {access.name}.",
         ) from error
+    return client
+
+
+def _check_python(access: Access, client: Any) -> None:
+    """Of other packages Dask itself warns. It tells "3.11.7.final.0"."""
+    told = client.sync(client.scheduler.versions)["packages"]["python"]
+    there = ".".join(str(told).split(".")[:3])
+    versions.check(access.name, {PYTHON: versions.python()}, {PYTHON: there})
 
 
 def _security(env: Mapping[str, str]) -> Any:

@@ -68,6 +68,12 @@ def _check_config(spec: ClusterSpec) -> None:
     for name in ("distributed", "array", "dataframe"):
         if not isinstance(spec.dask.config.get(name, {}), dict):
             raise SpecError(f"dask.config.{name} is not a map.", "Write it as in dask.yaml.")
+    scheduler = spec.dask.config.get("distributed", {}).get("scheduler")
+    if not isinstance(scheduler, dict | None):
+        raise SpecError("dask.config.distributed.scheduler is not a map.", "Write it as in dask.yaml.")
+    preload = (scheduler or {}).get("preload")
+    if not isinstance(preload, str | list | None):
+        raise SpecError("dask.config.distributed.scheduler.preload is not a list.", "Name modules or files in a list.")
 
 
 def shape(spec: ClusterSpec) -> Shape:

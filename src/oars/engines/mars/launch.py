@@ -1,16 +1,17 @@
 """Starts one Mars process, supervisor or worker, in the engine's environment: standard library and Mars only, nothing
 of Oars. Run as a script, by itself or forked from a Python that has imported Mars already:
 
-    launch.py -- DISTRIBUTION ROLE WHO DIRECTORY [--inside FILE] MARS' OWN ARGUMENTS…
+    launch.py -- DISTRIBUTION ROLE WHO DIRECTORY [--inside FILE | --joined HOST:PORT] MARS' OWN ARGUMENTS…
 
 What it adds to Mars' own command:
 - its sub-processes are forked from a copy of this one, taken before any loop or thread of Mars runs: Mars is imported
   once, not once for each of them;
-- everything it leaves outside itself (shared memory, semaphores, sockets) is named "oars-PID-…" or lies in DIRECTORY,
+- everything it leaves outside itself (shared memory, semaphores, sockets) is named "oars-TAG-…" or lies in DIRECTORY,
   so that it can be found when the process was killed;
 - SIGTERM ends it as cleanly as SIGINT does;
 - a worker waits for its supervisor: pymars would never find one that comes later;
-- a worker ends with its supervisor: Mars' own would wait for ever and never find the next one.
+- a worker ends with its supervisor: Mars' own would wait for ever and never find the next one;
+- whoever can connect to HOST:PORT knows that the worker has joined: its own ports are open long before.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INSIDE = "oars_mars_inside"  # the name under which the supervisor's web server 
 CONNECT_SECONDS = 10.0
 SOCKET_ROOM = 50  # what Mars and multiprocessing append to a directory to name a socket; the kernel allows 107 in all
 LIBRARIES = ("tensor", "dataframe", "learn", "remote")
-LEFT_ALONE: list[Any] = []
+HELD: list[Any] = []  # what must not be freed
 PARTS = {
     "xorbits": {"mars": "xorbits._mars", "oscar": "xoscar", "pool": "xoscar.backends.indigen.pool"},
     "pymars": {"mars": "mars", "oscar": "mars.oscar", "pool": "mars.oscar.backends.mars.pool"},
@@ -53,17 +54,20 @@ def main() -> None:
     parts = PARTS[distribution]
     for name in (f"deploy.oscar.{role}", *LIBRARIES):
         part(parts["mars"], name)  # before anything is forked from here, unless we were forked from where it is loaded
-    if arguments[:1] == ["--inside"]:
+    joined = ""
+    if arguments[0] == "--inside":
         install_handlers(arguments[1])
         arguments = arguments[2:]
-    keep_together(parts, f"oars-{os.getpid()}", short(directory))
+    elif arguments[0] == "--joined":
+        joined, arguments = arguments[1], arguments[2:]
+    keep_together(parts, f"oars-{os.environ.get('OARS_TAG') or os.getpid()}", short(directory))
     apply_totals(part(parts["mars"], "resource"))
     wrap_sub_pools(importlib.import_module(parts["pool"]), parts)  # noqa: TID251
     fork_server(short(directory))
     awake(parts)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        runner(parts, role)(arguments)
+        runner(parts, role, joined)(arguments)
     finally:
         atexit._run_exitfuncs()  # whoever forked us will not
 
@@ -133,7 +137,7 @@ def awake(parts: dict[str, str]) -> None:
     caller = getattr(part(parts["oscar"], "backends.core"), "ActorCaller", None)
     if caller is not None and hasattr(caller, "_close_thread") and not caller._close_thread.is_alive():
         # The parent's loop must neither be used nor freed: its descriptors may be somebody else's in this process.
-        LEFT_ALONE.append(caller._close_loop)
+        HELD.append(caller._close_loop)
         atexit.unregister(caller._close_loop.call_soon_threadsafe)
         caller._close_loop = asyncio.new_event_loop()
         caller._close_thread = threading.Thread(target=caller._close_loop.run_forever, daemon=True)
@@ -181,7 +185,7 @@ def serve_forks(listener: int, alive: int) -> None:
         os._exit(0)
 
 
-def runner(parts: dict[str, str], role: str) -> Any:
+def runner(parts: dict[str, str], role: str, joined: str) -> Any:
     deploy = part(parts["mars"], f"deploy.oscar.{role}")
     if role == "supervisor":
         return deploy.SupervisorCommandRunner()
@@ -190,9 +194,17 @@ def runner(parts: dict[str, str], role: str) -> Any:
         async def start_services(self) -> Any:
             await supervisor_ready(parts, self.args.supervisors)
             threading.Thread(target=end_with, args=(self.args.supervisors,), daemon=True).start()
-            return await super().start_services()
+            services = await super().start_services()
+            await show(joined)
+            return services
 
     return Worker()
+
+
+async def show(address: str) -> None:
+    """Accepts whoever comes, and says nothing."""
+    host, _, port = address.rpartition(":")
+    HELD.append(await asyncio.start_server(lambda _, writer: writer.close(), host, int(port)))
 
 
 def end_with(address: str) -> None:

@@ -60,7 +60,8 @@ def _corrections(wire: Wire, nodes: Mapping[str, Any]) -> dict[str, dict[str, st
 
 async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
     """One step further for each of them; see inside.py for the steps."""
-    addresses = {member: wire.addresses[member]["worker"] for member in members if member in wire.addresses}
+    known = wire.addresses
+    addresses = {member: known[member]["worker"] for member in members if "worker" in known.get(member, ())}
     request = json.dumps({"workers": list(addresses.values()), "force": force}).encode()
     answers = json.loads(await wire.http("web", "/api/oars/leave", method="POST", body=request))
     waits = {member: str(answers.get(address, "")) for member, address in addresses.items()}

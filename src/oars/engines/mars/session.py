@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from oars.base.errors import ClusterLost, EngineMissing
+from oars.engines import versions
 from oars.engines.base import Access
 from oars.engines.mars.executor import MOST_PARCELS, Desk, MarsExecutor, Worker
+from oars.engines.versions import PYTHON
 
 HTTP_SECONDS = 10.0
 
@@ -62,13 +64,38 @@ def _new_session(access: Access, default: bool) -> Any:
             f"This Python cannot import {_distribution(access)}: {error}.",
             f"Install it here, or use the cluster's own Python: oars shell {access.name}.",
         ) from error
+    _check_versions(access)
     try:
         return new_session(access.address, default=default)
     except Exception as error:
-        raise ClusterLost(
-            f"The Mars cluster {access.name!r} at {access.address} gives no session: {error}.",
-            f"See what it does: oars status {access.name}.",
-        ) from error
+        raise _unwilling(access, error) from error
+
+
+def _unwilling(access: Access, error: Exception) -> ClusterLost:
+    message = f"The Mars cluster {access.name!r} at {access.address} gives no session: {error}."
+    return ClusterLost(message, f"See what it does: oars status {access.name}.")
+
+
+def _check_versions(access: Access) -> None:
+    """A supervisor that has just started answers before it knows of itself: it gives no session either."""
+    package = _distribution(access)
+    try:
+        nodes = json.loads(_request(access.address, "GET", "/api/cluster/nodes?role=0&env=1"))["nodes"]
+        (supervisor, *_) = nodes.values()
+        env = supervisor["env"]
+        there = {package: env["mars_version"], PYTHON: env["python_version"].split()[0]}
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        raise _unwilling(access, error) from error
+    versions.check(access.name, {package: _own_version(package), PYTHON: versions.python()}, there)
+
+
+def _own_version(package: str) -> str:
+    """As Mars itself tells it; that of the package is another."""
+    if package == "pymars":
+        from mars import __version__
+    else:
+        from xorbits._mars import __version__
+    return str(__version__)
 
 
 def _spawn(access: Access) -> Any:

@@ -23,7 +23,7 @@ PYMARS = (
 IMAGES = {"xorbits": "xprobe/xorbits:v0.8.2-py3.11", "pymars": "marsproject/mars:v0.10.0"}
 PACKAGES = {"xorbits": "xorbits._mars", "pymars": "mars"}
 
-SUPERVISOR_PORT, WEB_PORT, WORKER_PORT, FIRST_SUB_PORT = 7103, 7104, 7105, 7110
+SUPERVISOR_PORT, WEB_PORT, WORKER_PORT, JOINED_PORT, FIRST_SUB_PORT = 7103, 7104, 7105, 7106, 7110
 IO_PROCESSES = 1
 SERVICES = ("cluster", "session", "storage", "meta", "lifecycle", "scheduling", "subtask", "task")
 LIBRARIES = (
@@ -37,7 +37,7 @@ NODE_TIMEOUT = 30
 SUBMIT_PERIOD = 0.5
 STOP = Stop(signal="INT", grace=8.0)
 # Named by launch.py; Mars' own names could be anybody's.
-LITTER = ("/dev/shm/oars-$(pid)-*", "/dev/shm/sem.oars-$(pid)-*")
+LITTER = ("/dev/shm/oars-$(tag)-*", "/dev/shm/sem.oars-$(tag)-*")
 WEB = {"web": {"host": "$(bind)", "port": "$(port.web)", "extra_discovery_modules": ["oars_mars_inside"]}}
 LOG_FORMAT = "%(asctime)s %(name)s %(process)d %(levelname)s %(message)s"
 # What launch.py applies anew in every member, though Mars read it when it was imported.
@@ -57,8 +57,11 @@ def check(spec: ClusterSpec) -> None:
                 f"workers.{group.name}: Mars cannot schedule on resources or labels.",
                 "Leave them out, or use Dask or Ray.",
             )
+    web = spec.mars.config.get("web", {})
+    if not isinstance(web, dict):
+        raise SpecError("mars.config.web is not a map.", "Write it as in Mars' own configuration file.")
     for name in ("host", "port"):
-        if name in spec.mars.config.get("web", {}):
+        if name in web:
             raise SpecError(f"mars.config.web.{name}: this is given by the place the cluster runs on.", "Leave it out.")
 
 
@@ -105,6 +108,7 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
     sub_ports = _sub_ports(slots + group.gpu + IO_PROCESSES)
     memory = () if group.memory is None else ("--mem-bytes", str(group.memory))
     arguments = (
+        "--joined", "$(host):$(port.joined)",
         "-e", "$(host):$(port.worker)", *_port_list(sub_ports), "-s", "$(head.host):$(head.supervisor)",
         "--n-cpu", str(slots), *memory, "--n-io-process", str(IO_PROCESSES),
         "--cuda-devices", ",".join(str(device) for device in range(group.gpu)),
@@ -112,9 +116,9 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
     return Process(
         argv=_argv(spec, "worker", arguments),
         env=_env(spec, group.env, resources),
-        ports=(Port("worker", WORKER_PORT), *sub_ports),
+        ports=(Port("worker", WORKER_PORT), Port("joined", JOINED_PORT), *sub_ports),
         files={"launch.py": LAUNCH, "config.yml": _config(spec, {})},
-        probe=Probe("worker"),  # that it has joined only the supervisor knows
+        probe=Probe("joined"),
         **_common(spec, "worker"),
     )
 

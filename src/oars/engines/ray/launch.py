@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import secrets
 import socket
 import sys
 import time
@@ -71,7 +70,7 @@ def take_option(name: str) -> str:
 
 def shorten(directory: str) -> str:
     """A name in /tmp for the directory; whoever started us removes it."""
-    link = f"/tmp/oars-ray-{os.getpid()}-{secrets.token_hex(3)}"
+    link = f"/tmp/oars-ray-{os.environ['OARS_TAG']}"
     os.symlink(directory, link)
     os.environ["TMPDIR"] = link
     return link

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 
 from oars.base.errors import ClusterLost, EngineMissing, EngineUnreachable, UsageError
 from oars.engines.base import Access
+from oars.engines.versions import PYTHON, mismatch
 
 CONNECT_SECONDS = 5.0
 PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -25,6 +27,10 @@ NEVER = str(10**6)  # seconds after which Ray may end the user's process; the wa
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GUARDED = ("get", "wait")
+# What Ray says when the versions of cluster and program differ: first the cluster's, then ours.
+MISMATCH = re.compile(r"(?s)mismatch.*?Ray: (\S+).*?Python: (\S+).*?Ray: (\S+).*?Python: (\S+)")
+# Ray knows one connection at a time, and is not done with one as soon as it says so: the next waits for its end.
+_ONE_AT_A_TIME = threading.Lock()
 OUTSIDE = "ray://"  # through a server beside the head, where nodes cannot dial this program
 
 
@@ -39,15 +45,16 @@ class Link:
         self.lost = threading.Event()
         self.on_loss: set[Callable[[ClusterLost], None]] = set()
         self.ray: Any = _import_ray()
-        self._own = not self.ray.is_initialized()
         self._closing = False
         self._changes = Changes(self.ray)
-        try:
-            self._socket = _dial(access)
-            self._connect(access)
-        except BaseException:
-            self._changes.undo()
-            raise
+        with _ONE_AT_A_TIME:
+            self._own = not self.ray.is_initialized()
+            try:
+                self._socket = _dial(access)
+                self._connect(access)
+            except BaseException:
+                self._changes.undo()
+                raise
         self._cluster = None if self._from_outside else self.ray._private.worker._global_node.cluster_id
         threading.Thread(target=self._watch, name="oars-ray-watch", daemon=True).start()
 
@@ -55,13 +62,25 @@ class Link:
         if self._own:
             self._changes.set_environment(access)
             # Not the main thread's, perhaps, of which Ray warns; other warnings are for the user.
-            self.ray.init(address=access.address, logging_level=logging.ERROR)
+            self._init(access)
             logging.getLogger("ray").setLevel(logging.WARNING)
         elif self._from_outside or self.ray.get_runtime_context().gcs_address != access.address:
             hint = "Call ray.shutdown() first, or use another process."
             raise UsageError("This process is connected to another Ray cluster already.", hint)
         for name in GUARDED:
             self._changes.set(self.ray, name, self._guard(getattr(self.ray, name)))
+
+    def _init(self, access: Access) -> None:
+        try:
+            self.ray.init(address=access.address, logging_level=logging.ERROR)
+        except RuntimeError as error:
+            told = MISMATCH.search(str(error))
+            if told is None:
+                raise
+            there, here = (
+                dict(zip(("Ray", PYTHON), pair, strict=True)) for pair in (told.groups()[:2], told.groups()[2:])
+            )
+            raise mismatch(access.name, here, there) from error
 
     @property
     def usable(self) -> bool:
@@ -78,9 +97,10 @@ class Link:
         self._closing = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        if self._own and self.ray.is_initialized():
-            self.ray.shutdown()
-        self._changes.undo()
+        with _ONE_AT_A_TIME:
+            if self._own and self.ray.is_initialized():
+                self.ray.shutdown()
+            self._changes.undo()
 
     # the watch
 
@@ -113,12 +133,14 @@ class Link:
             return False
 
     def _lose(self) -> None:
-        self.lost.set()
-        self._changes.set(self.ray._private.auto_init_hook, "enable_auto_connect", False)
-        for callback in list(self.on_loss):
+        with _ONE_AT_A_TIME:
+            self.lost.set()
+            self._changes.set(self.ray._private.auto_init_hook, "enable_auto_connect", False)
+        for callback in list(self.on_loss):  # these may close us
             callback(self.error())
-        if not self._closing:
-            self.ray.shutdown()
+        with _ONE_AT_A_TIME:
+            if not self._closing:
+                self.ray.shutdown()
 
     def _guard(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Ray shut down under a waiting call raises SystemExit there, which would end the program without a word."""

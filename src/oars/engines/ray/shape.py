@@ -12,7 +12,7 @@ from oars.engines.ray.texts import LAUNCH
 from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # the user's half also runs where there is no pydantic
-    from oars.spec.cluster import ClusterSpec, WorkerGroup
+    from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
 
 MEMBER_LABEL = "oars.dev/member"
 INCARNATION_LABEL = "oars.dev/incarnation"
@@ -89,7 +89,9 @@ def check(spec: ClusterSpec) -> None:
             if amount != int(amount):
                 raise SpecError(f"{where}.resources: {name} is {amount}; Ray counts in whole numbers.")
         _check_labels(where, group.labels)
-        _check_store(where, group.memory, spec)
+    if spec.ray.object_store_memory is not None and spec.ray.object_store_memory < OBJECT_STORE_LEAST:
+        raise SpecError("ray.objectStoreMemory: Ray needs at least 80Mi.")
+    shape(spec)  # sizes are refused where they are reckoned: a place may fill in some that the user did not give
 
 
 def _check_labels(where: str, labels: Mapping[str, str]) -> None:
@@ -98,14 +100,6 @@ def _check_labels(where: str, labels: Mapping[str, str]) -> None:
             raise SpecError(f"{where}.labels: {name}={value} holds one of ',', '=', '$' or a space.")
         if name.startswith(("ray.io/", "oars.dev/")):
             raise SpecError(f"{where}.labels: names starting with {name.split('/')[0]}/ are taken.")
-
-
-def _check_store(where: str, memory: int | None, spec: ClusterSpec) -> None:
-    store = spec.ray.object_store_memory
-    if store is not None and store < OBJECT_STORE_LEAST:
-        raise SpecError("ray.objectStoreMemory: Ray needs at least 80Mi.")
-    if store is not None and memory is not None and store > memory:
-        raise SpecError(f"ray.objectStoreMemory is larger than {where}.memory.", "Raise the one or lower the other.")
 
 
 def shape(spec: ClusterSpec) -> Shape:
@@ -119,6 +113,7 @@ def shape(spec: ClusterSpec) -> Shape:
             **dashboard,
         },
         secrets=("token",) if spec.ray.auth == "token" else (),
+        page_secret="token" if dashboard and spec.ray.auth == "token" else "",
         image="rayproject/ray:2.60.0-py311",
         asks=True,
         driver_env=_driver_env(spec),
@@ -149,7 +144,7 @@ def _auth(spec: ClusterSpec) -> dict[str, str]:
 def _head(spec: ClusterSpec) -> Group:
     """With workers the head only keeps the books; alone it does the work."""
     alone = not any(group.replicas for group in spec.workers)
-    resources = Resources(spec.head.cpu, spec.head.memory, shared_memory=_store(spec, spec.head.memory) or 0)
+    resources = _resources(spec, spec.head, "head")
     arguments = [
         "--head",
         "--port=$(port.client)",
@@ -167,7 +162,7 @@ def _head(spec: ClusterSpec) -> Group:
 
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    resources = Resources(group.cpu, group.memory, group.gpu, _store(spec, group.memory) or 0)
+    resources = _resources(spec, group, f"workers[{group.name}]", group.gpu)
     amounts = {name: int(amount) for name, amount in sorted(group.resources.items())}
     arguments = [
         "--address=$(head.host):$(head.client)",
@@ -192,9 +187,20 @@ def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], gr
     yield "--min-worker-port=0"  # the system chooses: a fixed range would be shared by all raylets of a machine
     yield "--max-worker-port=0"
     if resources.memory is not None:
-        yield f"--memory={resources.memory}"
+        yield f"--memory={resources.memory - resources.shared_memory}"  # for tasks; the store is not theirs
     if resources.shared_memory:
         yield f"--object-store-memory={resources.shared_memory}"
+
+
+def _resources(spec: ClusterSpec, member: Head | WorkerGroup, where: str, gpu: int = 0) -> Resources:
+    """The object store is part of the memory, and something must be left for tasks."""
+    store = _store(spec, member.memory) or 0
+    if member.memory is not None and store >= member.memory:
+        raise SpecError(
+            f"{where}.memory must be larger than Ray's object store, which needs {store / 2**20:.0f}Mi of it.",
+            f"Raise {where}.memory, or lower ray.objectStoreMemory if that is given.",
+        )
+    return Resources(member.cpu, member.memory, gpu, store)
 
 
 def _store(spec: ClusterSpec, memory: int | None) -> int | None:
@@ -222,5 +228,5 @@ def _process(
         late_env=LATE_ENV,
         stop=Stop("TERM", 3.0),
         probe=probe,
-        litter=("/tmp/oars-ray-$(pid)-*",),
+        litter=("/tmp/oars-ray-$(tag)",),
     )

@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oars.places.kube import names
+from oars.model import Cause
+from oars.places.kube import names, render
 from oars.places.kube.names import Object
-from oars.places.kube.pod import NO_PRIVILEGES, Cluster, environment, image
-from oars.places.kube.render import cluster_object
+from oars.places.kube.pod import NO_PRIVILEGES, Cluster, environment, image, with_default_container
 from oars.places.kube.values import FILES, SCRATCH, SECRETS
 
 SCRIPT = Path(__file__).with_name("helper.py").read_text(encoding="utf-8")
 KEY = "helper.py"
 CONTROL_TOKEN = "control"  # its key in the Secret
 ACCOUNT = "/var/run/secrets/oars"
+UNWATCHED = Cause(
+    "Unwatched",
+    "You may not make a Role here, so nobody watches over the cluster: if this program is killed, everything stays.",
+    "Remove it with `oars down` then, or ask for the rights that `oars rbac` prints.",
+)
 
 
-@dataclass(frozen=True)
-class Watch:
-    """How long the cluster outlives the one who renews its Lease."""
-
-    seconds: float
-
-
-def with_helper(deployment: Object, cluster: Cluster, watch: Watch | None) -> Object:
-    """The head's Deployment with the helper in its pods."""
-    spec = deployment["spec"]["template"]["spec"]
-    spec["containers"] = [*spec["containers"], _container(cluster, watch)]
-    spec["volumes"] = _volumes(cluster, spec["volumes"], watch)
+def with_helper(deployment: Object, cluster: Cluster, watched: bool) -> Object:
+    """The head's Deployment with the helper in its pods. `watched`: it ends the cluster when its owner has gone; after
+    how long is the Lease's to say, as whoever changes that must not replace the head."""
+    template = deployment["spec"]["template"]
+    spec = template["spec"]
+    spec["containers"] = [*spec["containers"], _container(cluster, watched)]
+    spec["volumes"] = _volumes(cluster, spec["volumes"], watched)
+    with_default_container(template)
     return deployment
 
 
-def _container(cluster: Cluster, watch: Watch | None) -> Object:
+def _container(cluster: Cluster, watched: bool) -> Object:
     variables = {"OARS_HELPER_PORT": str(names.HELPER_PORT)}
-    if watch is not None:
-        variables["OARS_LEASE"] = f"{cluster.namespace}/{names.root(cluster.name)}/{watch.seconds:.0f}"
+    if watched:
+        variables["OARS_LEASE"] = f"{cluster.namespace}/{names.root(cluster.name)}"
     mounts: list[Object] = [
         {"name": "tmp", "mountPath": SCRATCH},
         {"name": "oars-files", "mountPath": FILES, "readOnly": True},
         {"name": "oars-secrets", "mountPath": SECRETS, "readOnly": True},
     ]
-    if watch is not None:
+    if watched:
         mounts.append({"name": "oars-account", "mountPath": ACCOUNT, "readOnly": True})
     return {
         "name": names.HELPER,
@@ -57,7 +57,7 @@ def _container(cluster: Cluster, watch: Watch | None) -> Object:
     }
 
 
-def _volumes(cluster: Cluster, volumes: list[Object], watch: Watch | None) -> list[Object]:
+def _volumes(cluster: Cluster, volumes: list[Object], watched: bool) -> list[Object]:
     """The head's, with our own files among its files: each volume more is one more that a pod waits for."""
     name = names.root(cluster.name)
     found = {volume["name"]: volume for volume in volumes}
@@ -66,7 +66,7 @@ def _volumes(cluster: Cluster, volumes: list[Object], watch: Watch | None) -> li
     secret = {"secretName": name, "defaultMode": 0o440}  # all of it: also the token that the helper asks for
     found |= {"oars-files": files, "oars-secrets": {"name": "oars-secrets", "secret": secret}}
     volumes = list(found.values())
-    if watch is not None:
+    if watched:
         sources: list[dict[str, Any]] = [
             {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
             {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
@@ -75,17 +75,40 @@ def _volumes(cluster: Cluster, volumes: list[Object], watch: Watch | None) -> li
     return volumes
 
 
-def rights(cluster: Cluster) -> list[Object]:
-    """The watching helper may see one Lease and delete one ConfigMap."""
+def rights(cluster: Cluster, head: Object) -> list[Object]:
+    """The watching helper may see one Lease and delete one ConfigMap. They are given to the account that the pods of
+    the head's Deployment have, which may be one of the user's."""
     name = names.root(cluster.name)
+    account = head["spec"]["template"]["spec"]["serviceAccountName"] or "default"
     rules = [
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["delete"]},
     ]
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    subjects = [{"kind": "ServiceAccount", "name": cluster.name, "namespace": cluster.namespace}]
+    subjects = [{"kind": "ServiceAccount", "name": account, "namespace": cluster.namespace}]
     version = "rbac.authorization.k8s.io/v1"
     return [
-        cluster_object(cluster, version, "Role", name, rules=rules),
-        cluster_object(cluster, version, "RoleBinding", name, roleRef=reference, subjects=subjects),
+        render.cluster_object(cluster, version, "Role", name, rules=rules),
+        render.cluster_object(cluster, version, "RoleBinding", name, roleRef=reference, subjects=subjects),
     ]
+
+
+def head_and_around(cluster: Cluster, watched: bool) -> tuple[list[Object], Object]:
+    """All of a cluster but its workers: what the head needs, and its Deployment, with the helper if it has one."""
+    head = render.head_deployment(cluster)
+    around = [*render.surroundings(cluster), *(rights(cluster, head) if watched else [])]
+    if cluster.helped:
+        head = with_helper(head, cluster, watched)
+        _files(around, cluster)[KEY] = SCRIPT
+    return around, head
+
+
+def _files(objects: list[Object], cluster: Cluster) -> dict[str, str]:
+    """The data of the cluster's ConfigMap among the objects, which is added if the engine itself needs none."""
+    for obj in objects:
+        if obj["kind"] == "ConfigMap":
+            data: dict[str, str] = obj["data"]
+            return data
+    files = render.config_map(cluster)
+    objects.append(files)
+    return _files(objects, cluster)

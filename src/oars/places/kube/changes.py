@@ -1,5 +1,5 @@
 """What another description means for a cluster that runs: what is changed in place, which workers are replaced (after
-they have handed over what they hold), and whether the head must go, and with it all work. Pure."""
+they have handed over what they hold), and whether the head must go, and with it all workers and all work. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from oars.model import Group
-from oars.places.kube import render
-from oars.places.kube.names import Object
-from oars.places.kube.pod import Cluster, template, used_files
+from oars.places.kube import names, render
+from oars.places.kube.names import Object, which
+from oars.places.kube.pod import Cluster, mounted_files, revision, template
 from oars.spec.cluster import ClusterSpec
 
 # Fields that cannot follow, as in the CRD, with the reason.
@@ -35,8 +35,8 @@ class Effect(StrEnum):
 
     IN_PLACE = "in place"
     ADDED = "added"
-    DRAINED = "drained"  # workers go, what they hold moves first
-    ROLLED = "rolled"  # workers are replaced, what they hold moves first
+    DRAINED = "drained"  # workers go, what they hold moves first unless the head goes too
+    ROLLED = "rolled"  # workers are replaced, what they hold moves first unless the head goes too
     HEAD = "head replaced"  # and all that the cluster holds is lost
     REFUSED = "refused"
 
@@ -52,13 +52,21 @@ class Change:
 
 def compare(before: Cluster, after: Cluster) -> tuple[Change, ...]:
     """Nothing: both are the same. The gravest comes first."""
-    refused = tuple(_refused(before.spec, after.spec))
+    refused = tuple(_refused(_at_home(before), _at_home(after)))
     if refused:
         return refused
-    found = [*_around(before, after), *_quiet(before.spec, after.spec), *_head(before, after)]
-    found += _groups(before, after)
+    head = list(_head(before, after))
+    found = [*_around(before, after), *_quiet(before.spec, after.spec), *head]
+    found += _groups(before, after, with_head=bool(head))
     order = list(Effect)
     return tuple(sorted(found, key=lambda change: -order.index(change.effect)))
+
+
+def _at_home(cluster: Cluster) -> ClusterSpec:
+    """Said or not, a cluster is in a namespace."""
+    block = cluster.spec.namespace
+    named = block.model_copy(update={"name": block.name or cluster.namespace})
+    return cluster.spec.model_copy(update={"namespace": named})
 
 
 def _refused(before: ClusterSpec, after: ClusterSpec) -> Iterator[Change]:
@@ -77,7 +85,7 @@ def _field(spec: ClusterSpec, path: str) -> Any:
 
 def _around(before: Cluster, after: Cluster) -> Iterator[Change]:
     """The Service, the policies and the like. Files are told with the members that read them."""
-    old, new = ({_key(obj): obj for obj in _everything_around(each)} for each in (before, after))
+    old, new = ({which(obj): obj for obj in _everything_around(each)} for each in (before, after))
     for key in [*old, *(key for key in new if key not in old)]:
         kind, name = key
         if kind == "ConfigMap" or old.get(key) == new.get(key):
@@ -89,10 +97,6 @@ def _around(before: Cluster, after: Cluster) -> Iterator[Change]:
 
 def _everything_around(cluster: Cluster) -> list[Object]:
     return [*render.surroundings(cluster), render.disruption_budget(cluster)]
-
-
-def _key(obj: Object) -> tuple[str, str]:
-    return str(obj["kind"]), str(obj["metadata"]["name"])
 
 
 def _quiet(before: ClusterSpec, after: ClusterSpec) -> Iterator[Change]:
@@ -109,44 +113,52 @@ def _head(before: Cluster, after: Cluster) -> Iterator[Change]:
     yield Change(Effect.HEAD, sentence, lines_between(_made_of(before, old), _made_of(after, new)))
 
 
-def _groups(before: Cluster, after: Cluster) -> Iterator[Change]:
+def _groups(before: Cluster, after: Cluster, *, with_head: bool) -> Iterator[Change]:
+    """`with_head`: it is replaced too, and all workers go with it as they are."""
     old, new = ({group.name: group for group in each.shape.workers} for each in (before, after))
     for name, group in old.items():
         if name not in new:
-            sentence = f"The group {name!r} is removed: {_leave(group.replicas)}."
+            sentence = f"The group {name!r} is removed: {_leave(group.replicas, with_head=with_head)}."
             yield Change(Effect.DRAINED, sentence)
     for name, group in new.items():
         if name not in old:
             yield Change(Effect.ADDED, f"The group {name!r} is new, with {_count(group.replicas)}.")
         else:
-            yield from _group(before, after, old[name], group)
+            yield from _group(before, after, old[name], group, with_head=with_head)
 
 
-def _group(before: Cluster, after: Cluster, old: Group, new: Group) -> Iterator[Change]:
+def _group(before: Cluster, after: Cluster, old: Group, new: Group, *, with_head: bool) -> Iterator[Change]:
     if render.revision_of(before, old) != render.revision_of(after, new):
-        sentence = f"The workers of {new.name!r} are replaced; each hands over what it holds before it goes."
+        how = (
+            " with the head; what they hold is lost" if with_head else "; each hands over what it holds before it goes"
+        )
+        sentence = f"The workers of {new.name!r} are replaced{how}."
         yield Change(Effect.ROLLED, sentence, lines_between(_made_of(before, old), _made_of(after, new)))
     if new.replicas > old.replicas:
         more = new.replicas - old.replicas
         yield Change(Effect.ADDED, f"The group {new.name!r} gets {more} more, from {old.replicas} to {new.replicas}.")
     elif new.replicas < old.replicas:
         numbers = f"from {old.replicas} to {new.replicas}"
-        sentence = f"The group {new.name!r} shrinks {numbers}: {_leave(old.replicas - new.replicas)}."
-        yield Change(Effect.DRAINED, sentence)
+        leave = _leave(old.replicas - new.replicas, with_head=with_head)
+        yield Change(Effect.DRAINED, f"The group {new.name!r} shrinks {numbers}: {leave}.")
 
 
 def _count(number: int) -> str:
     return f"{number} {'worker' if number == 1 else 'workers'}"
 
 
-def _leave(number: int) -> str:
+def _leave(number: int, *, with_head: bool) -> str:
+    if with_head:
+        return "1 worker goes with the head" if number == 1 else f"{number} workers go with the head"
     return "1 worker hands over what it holds and goes" if number == 1 else f"{number} workers hand over and go"
 
 
 def _made_of(cluster: Cluster, group: Group) -> Object:
-    """What its pods are made of; whole files would hide the rest."""
-    files = {name: f"{len(text)} characters" for name, text in used_files(group.process).items()}
-    return {**template(cluster, group), "files": files}
+    """What its pods are made of. Whole files would hide the rest; each has a short name for its content instead, and
+    the annotation that stands for all of them says no more."""
+    pod = template(cluster, group)
+    pod["metadata"].get("annotations", {}).pop(names.FILES, None)
+    return {**pod, "files": {name: revision({name: text}) for name, text in mounted_files(cluster, group).items()}}
 
 
 # fields

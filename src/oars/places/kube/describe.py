@@ -14,7 +14,9 @@ HEAD_MEMORY, WORKER_MEMORY = 2**30, 2 * 2**30
 
 
 def describe(name: str, namespace: str, spec: ClusterSpec, engine: Engine, *, watched: bool = False) -> Cluster:
-    """`watched`: our helper shall end the cluster when its owner is gone, so it must be there in any case."""
+    """Raises SpecError for what the engine cannot do. `watched`: our helper shall end the cluster when its owner is
+    gone, so it must be there in any case."""
+    engine.check(spec)
     filled = with_memory(spec)
     shape = engine.shape(_with_workers(filled))
     groups = zip(shape.workers, filled.workers, strict=True)

@@ -63,7 +63,7 @@ class Evidence:
         self._nodes: list[Object] | None = None
         self._quotas: list[Object] = []
         self._limits: list[Object] = []
-        self._tails: dict[str, tuple[str, ...]] = {}
+        self._tails: dict[tuple[str, str], tuple[str, ...]] = {}
 
     async def causes(self, pods: Sequence[Object], deployments: Sequence[Object]) -> tuple[Cause, ...]:
         """What is wrong, as far as Kubernetes knows."""
@@ -102,17 +102,16 @@ class Evidence:
         self._limits = await ground.look(LIMIT_RANGE, here) or []
         if any(map(_has_no_node, pods)):
             self._nodes = await ground.look(NODE, None)
-        self._tails = {name: lines for name, lines in self._tails.items() if name in names}
+        self._tails = {key: lines for key, lines in self._tails.items() if key[0] in names}
         for pod in pods:
-            if why.needs_log(pod):
-                self._tails[pod["metadata"]["name"]] = await self._tail(pod)
+            for container in why.logs_needed(pod):
+                self._tails[pod["metadata"]["name"], container] = await self._tail(pod, container)
 
-    async def _tail(self, pod: Object) -> tuple[str, ...]:
+    async def _tail(self, pod: Object, container: str) -> tuple[str, ...]:
+        """What it said before it died: of the life that has ended, if it has another by now."""
         metadata = pod["metadata"]
-        container = str(metadata["labels"]["oars.dev/role"])
-        statuses = pod.get("status", {}).get("containerStatuses") or ()
-        mine: Object = next((status for status in statuses if status["name"] == container), {})
-        previous = "terminated" not in mine.get("state", {}) and bool(mine.get("restartCount"))
+        status = next(each for each in why.all_statuses(pod) if each["name"] == container)
+        previous = "terminated" not in (status.get("state") or {}) and bool(status.get("restartCount"))
         try:
             lines = self._client.logs(
                 metadata["name"], metadata["namespace"], container=container, tail=LINES, previous=previous
@@ -124,11 +123,9 @@ class Evidence:
 
 def _is_troubled(pod: Object) -> bool:
     """Its own status says that something is wrong."""
-    status = pod.get("status", {})
-    if status.get("phase") == "Failed" or _has_no_node(pod):
+    if pod.get("status", {}).get("phase") == "Failed" or _has_no_node(pod):
         return True
-    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-    for container in containers:
+    for container in why.all_statuses(pod):
         state = container.get("state") or {}
         failed = (state.get("terminated") or {}).get("exitCode")
         if failed or (state.get("waiting") or {}).get("reason", "") not in _ON_ITS_WAY:

@@ -27,6 +27,8 @@ ACCOUNT = "/var/run/secrets/oars"  # token and ca.crt of the API server, if we m
 TOKEN_FILE = "/etc/oars/secrets/control"
 MAX_BODY = 4 * 2**20
 LOOK_SECONDS = 5.0
+PATIENCE = 120.0  # until the Lease says another
+PATIENCE_SAID = "oars.dev/orphaned"  # annotation of the Lease; not of this pod, which would go if it changed
 
 
 class Scripts:
@@ -112,18 +114,76 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Nothing: every look would be a line."""
 
 
-def watch_owner(namespace: str, name: str, patience: float) -> None:
-    """Time is measured here, from one change of the Lease to the next: no two clocks are compared."""
-    seen, heard = "", time.monotonic()
-    while True:
-        time.sleep(min(LOOK_SECONDS, patience / 4))  # the one thing to await is that nothing happens
-        status, lease = call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+class Owner:
+    """How long the owner has been silent. Time is measured here, from one change of the Lease to the next: no two
+    clocks are compared."""
+
+    def __init__(self, now: float) -> None:
+        self.renewed = ""
+        self.heard = now
+
+    def silence(self, status: int, lease: Any, now: float) -> float:
+        """Seconds, after another look. Only time in which we can see counts: while the API server is away nobody can
+        renew. An owner who is there makes a deleted Lease anew, so one that stays away is silence too."""
         renewed = str(lease.get("spec", {}).get("renewTime", ""))
-        if status != 200 or renewed != seen:
-            seen, heard = renewed, time.monotonic()  # while the API server is away nobody can renew
-        elif time.monotonic() - heard > patience:
-            sys.stderr.write(f"The owner has been silent for {patience:.0f} s: removing the cluster.\n")
-            call("DELETE", f"/api/v1/namespaces/{namespace}/configmaps/{name}", {"propagationPolicy": "Background"})
+        if status == 200 and renewed != self.renewed:
+            self.renewed, self.heard = renewed, now
+        elif status not in (200, 404):
+            self.heard = now
+        return now - self.heard
+
+
+def patience_said(lease: Any, before: float) -> float:
+    """Seconds for which an owner may be silent, as the Lease has it now. 0: for ever."""
+    try:
+        return float((lease.get("metadata", {}).get("annotations") or {})[PATIENCE_SAID])
+    except (KeyError, ValueError):
+        return before
+
+
+class Voice:
+    """Says what is wrong once, not at every look."""
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def say(self, sentence: str) -> None:
+        if sentence not in self.said:
+            self.said.add(sentence)
+            sys.stderr.write(f"{sentence}\n")
+            sys.stderr.flush()  # older Pythons keep it
+
+    def all_is_well(self) -> None:
+        self.said.clear()
+
+
+def watch_owner(namespace: str, name: str, patience: float = PATIENCE) -> None:
+    owner, voice = Owner(time.monotonic()), Voice()
+    while True:
+        time.sleep(min(LOOK_SECONDS, patience / 4 or LOOK_SECONDS))  # the one thing to await is that nothing happens
+        status, lease = call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+        patience = patience_said(lease, patience)
+        silence = owner.silence(status, lease, time.monotonic())
+        if status == 200 and silence == 0:
+            voice.all_is_well()
+        elif status == 403:
+            voice.say(f"{lacks('get', f'lease {name}', lease)} Until then nobody notices if the owner is gone.")
+        elif status == 404 and patience:
+            voice.say(f"The Lease {name} is gone: without its owner the cluster is removed in {patience:.0f} s.")
+        if patience and silence > patience:
+            voice.say(f"The owner has been silent for {patience:.0f} s: removing the cluster.")
+            remove(namespace, name, voice)
+
+
+def remove(namespace: str, name: str, voice: Voice) -> None:
+    path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
+    status, answer = call("DELETE", path, {"propagationPolicy": "Background"})
+    if status == 403:
+        voice.say(f"{lacks('delete', f'configmap {name}', answer)} Until then the cluster stays: use `oars down`.")
+
+
+def lacks(verb: str, what: str, answer: Any) -> str:
+    return f"This pod's service account needs the right to {verb} the {what} ({answer.get('message', 'forbidden')})."
 
 
 def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -146,8 +206,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # as process 1 we would not be ended by it
     lease = os.environ.get("OARS_LEASE")
     if lease:
-        namespace, name, patience = lease.split("/")
-        threading.Thread(target=watch_owner, args=(namespace, name, float(patience)), daemon=True).start()
+        threading.Thread(target=watch_owner, args=lease.split("/"), daemon=True).start()
     server = http.server.ThreadingHTTPServer(("", int(os.environ["OARS_HELPER_PORT"])), Handler)
     server.daemon_threads = True
     server.serve_forever()

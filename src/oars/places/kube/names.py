@@ -8,15 +8,25 @@ from typing import Any
 from oars.model import Role
 
 Object = dict[str, Any]
+Which = tuple[str, str]  # kind, name
 
 CLUSTER = "oars.dev/cluster"
 ROLE = "oars.dev/role"
 GROUP = "oars.dev/group"
 REVISION = "oars.dev/revision"  # of a worker group's template; another one means another Deployment
 HEAD_SEEN = "oars.dev/head"  # annotation of workers: the head's incarnation that they were started for
-APPLIED = "oars.dev/applied"  # annotation: hash of what we asked for, so that nothing is written twice
+APPLIED = "oars.dev/applied"  # annotation: what we asked for, in short, so that nothing is written twice
+FILES = "oars.dev/files"  # annotation of pods that mount files of the engine: their content, in short
 GOING = "oars.dev/going"  # annotation of a drained pod that shall be the next to go
+ORPHANED = (
+    "oars.dev/orphaned"  # annotation of the Lease: seconds that the cluster outlives its owner; helper.py reads it
+)
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+# On the operator's pods; also what lets them through a cluster's NetworkPolicy.
+OPERATOR = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/component": "operator"}
+OPERATOR_WATCHES = "oars.dev/operator-watches"  # annotation of that Lease: namespaces with commas between; none: all
+OPERATOR_HOME = "oars.dev/operator-namespace"  # annotation of the definition: where the operator's Lease is
 
 HELPER = "oars"  # our container beside the head
 HELPER_PORT = 7070
@@ -33,8 +43,9 @@ def workers(cluster: str, group: str) -> str:
 
 
 def root(cluster: str) -> str:
-    """The ConfigMap with the files of the members; without an operator all objects hang on it. The Secret and the
-    Lease have the same name."""
+    """The ConfigMap with the files of the members; without an operator all objects hang on it. The Secret, the Lease,
+    the pods' account and the policy of who reaches them have the same name: one that an application might have of its
+    own, as the cluster's own name is, would be no name for them."""
     return f"{cluster}-oars"
 
 
@@ -51,6 +62,10 @@ def labels(cluster: str, engine: str) -> dict[str, str]:
 def pod_labels(cluster: str, role: Role, group: str) -> dict[str, str]:
     """By which Deployments, the Service and we find pods."""
     return {CLUSTER: cluster, ROLE: role.value, GROUP: group}
+
+
+def which(obj: Mapping[str, Any]) -> Which:
+    return str(obj["kind"]), str(obj["metadata"]["name"])
 
 
 def selector(wanted: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,13 +11,23 @@ from oars.model import HEAD, Failure, Member, MemberId, MemberState, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
 
+_ROLES = frozenset(role.value for role in Role)
+
+
+def is_member(pod: Object) -> bool:
+    """Whoever may label a pod can give it a cluster's name, or take from a member what makes it one. Such a pod is
+    nothing to us."""
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(names.ROLE) in _ROLES and names.GROUP in labels
+
 
 def is_staying(pod: Object) -> bool:
-    """It counts: it is not on its way out, and has not ended for good (an evicted pod is replaced by another)."""
-    metadata = pod["metadata"]
-    if metadata.get("deletionTimestamp") or names.GOING in metadata.get("annotations", {}):
-        return False
-    return phase(pod) not in ("Failed", "Succeeded")
+    """It counts: it is a member, not on its way out, and has not ended for good (an evicted pod is replaced)."""
+    return is_member(pod) and is_up(pod) and names.GOING not in pod["metadata"].get("annotations", {})
+
+
+def is_up(pod: Object) -> bool:
+    return not pod["metadata"].get("deletionTimestamp") and phase(pod) not in ("Failed", "Succeeded")
 
 
 def phase(pod: Object) -> str:
@@ -29,6 +40,11 @@ def is_ready(pod: Object) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
+def is_running(pod: Object) -> bool:
+    """Its engine's process runs, ready or not."""
+    return _state(pod, _container(pod, role(pod).value))[0] is MemberState.RUNNING
+
+
 def role(pod: Object) -> Role:
     return Role(pod["metadata"]["labels"][names.ROLE])
 
@@ -39,6 +55,14 @@ def group(pod: Object, revisions: Mapping[str, str]) -> str:
     name = str(labels[names.GROUP])
     revision = labels.get(names.REVISION, "")
     return name if revisions.get(name, revision) == revision else f"{name}@{revision}"
+
+
+def containers(pod: Object) -> list[str]:
+    """All of them, the member's own first: those beside it, those that came before, those that people added to look."""
+    spec, own = pod["spec"], role(pod).value
+    kinds = ("containers", "initContainers", "ephemeralContainers")
+    named = [str(container["name"]) for kind in kinds for container in spec.get(kind) or ()]
+    return sorted(named, key=lambda name: name != own)
 
 
 def members(pods: Iterable[Object], revisions: Mapping[str, str]) -> tuple[Member, ...]:
@@ -66,7 +90,26 @@ def _member(pod: Object, revisions: Mapping[str, str]) -> Member:
         address=pod.get("status", {}).get("podIP", ""),
         reason=reason,
         answers=is_ready(pod),
+        made=_seconds(metadata["creationTimestamp"]),
     )
+
+
+def outline(pod: Object) -> tuple[object, ...]:
+    """What is different if a pod has become another member than it was, or none: to make members to compare is dear."""
+    if not is_staying(pod):
+        return ()
+    container = _container(pod, role(pod).value)
+    address = pod.get("status", {}).get("podIP", "")
+    return is_ready(pod), address, container.get("restartCount", 0), *_state(pod, container)
+
+
+def is_starting(old: Object, new: Object) -> bool:
+    """A pod that comes up as it should: it was not ready, has not failed, and was not started anew."""
+    if is_ready(old) or not is_staying(old) or not is_staying(new):
+        return False
+    before, after = (_container(pod, role(pod).value) for pod in (old, new))
+    failed = _state(new, after)[0] is MemberState.EXITED
+    return not failed and before.get("restartCount", 0) == after.get("restartCount", 0)
 
 
 def _container(pod: Object, name: str) -> Mapping[str, Any]:
@@ -118,3 +161,34 @@ def failures(pods: Iterable[Object], now: float) -> dict[MemberId, Failure]:
 
 def _seconds(stamp: str | None) -> float:
     return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
+
+
+def annotation(obj: Object, name: str) -> str:
+    return str((obj["metadata"].get("annotations") or {}).get(name, ""))
+
+
+def is_of(pod: Object, deployment: Object) -> bool:
+    wanted = deployment["spec"]["selector"]["matchLabels"]
+    labels = pod["metadata"]["labels"]
+    return all(labels.get(name) == value for name, value in wanted.items())
+
+
+def is_rolled_out(deployment: Object) -> bool:
+    """Its pods are none of an older description."""
+    return _is_acted_on(deployment) and deployment["status"].get("updatedReplicas", 0) >= 1
+
+
+def replaced(head: Member) -> Member:
+    """One that stands for a moment longer, but is not the one that was asked for."""
+    return replace(head, state=MemberState.WAITING, answers=False, reason="it is being replaced")
+
+
+def is_settled(deployment: Object, pods: list[Object]) -> bool:
+    """No more of its pods are left than there shall be."""
+    return _is_acted_on(deployment) and len(list(filter(is_up, pods))) <= deployment["spec"].get("replicas", 1)
+
+
+def _is_acted_on(deployment: Object) -> bool:
+    """Its controller has seen what was last asked of it."""
+    seen = deployment.get("status", {}).get("observedGeneration", 0)
+    return bool(seen >= deployment["metadata"]["generation"])

@@ -1,7 +1,9 @@
-"""Merging a user's PodTemplateSpec over ours, as Kubernetes merges: maps by key, containers and the like by name. Pure.
+"""Merging a user's PodTemplateSpec over ours, as Kubernetes merges: maps by key, containers and the like by name, other
+lists whole. Pure.
 
 The user's word wins over our defaults. Where ours must hold (what the engine is started with, what we find pods by),
-a different word is an error that names the field: neither side loses silently.
+a different word is an error that names the field: neither side loses silently. A null, which is what YAML makes of a
+field with nothing after it, is no word.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any
 
 from oars.base.errors import SpecError
 
-# How the items of a list are told apart.
+# How the items of a list are told apart. Of lists without such a key Kubernetes unites finalizers alone, and we have
+# none; of others, such as the capabilities to drop, only the user's counts.
 KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -29,10 +32,15 @@ WHOLE = re.compile(r"(Probe|affinity|preStop|postStart)$")
 # What must stay as it is, with what to do instead.
 _OURS = (
     (re.compile(r"metadata\.labels\[oars\.dev/"), "Oars finds its pods by it; choose another label"),
+    (re.compile(r"metadata\.annotations\[oars\.dev/"), "Oars keeps its books there; choose another annotation"),
     (re.compile(r"containers\[(head|worker)\]\.(command|args)"), "it is how the engine is started"),
     (
         re.compile(r"containers\[(head|worker)\]\.resources\.(requests|limits)\[(cpu|memory)\]"),
         "the engine is told the same; use cpu and memory of the head or the group",
+    ),
+    (
+        re.compile(r"containers\[worker\]\.resources\.(requests|limits)\[nvidia\.com/gpu\]"),
+        "the engine is told the same; use gpu of the group",
     ),
     (re.compile(r"containers\[(head|worker)\]\.env\["), "Oars sets it for the engine"),
     (re.compile(r"containers\[(head|worker)\]\.ports\["), "the engine listens there"),
@@ -41,6 +49,9 @@ _OURS = (
     (re.compile(r"volumeMounts\[/etc/oars"), "Oars keeps the engine's files there"),
     (re.compile(r"restartPolicy$"), "pods of a Deployment are always restarted"),
 )
+
+# Maps that we add to later, though they may not be there yet.
+_ADDED_TO = ("metadata.annotations",)
 
 # Entries of lists that only we may add, whether or not this very pod has them.
 _RESERVED = re.compile(r"containers\[oars\]$|volumes\[oars-[a-z]+\]$|volumeMounts\[/etc/oars")
@@ -54,8 +65,24 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> di
             f"{where}.{unknown[0]}: a PodTemplateSpec has only metadata and spec.",
             f"Write {where}: {{spec: {{{unknown[0]}: …}}}}.",
         )
-    result: dict[str, Any] = _merge(ours, theirs, "", where)
+    result: dict[str, Any] = _merge(ours, _with_new_names(_written(theirs)), "", where)
     return result
+
+
+def _with_new_names(theirs: dict[str, Any]) -> dict[str, Any]:
+    """Kubernetes heeds the old name of the account where the new one is missing; ours would never be."""
+    spec = theirs.get("spec")
+    if not isinstance(spec, Mapping) or "serviceAccount" not in spec:
+        return theirs
+    rest = {key: value for key, value in spec.items() if key != "serviceAccount"}
+    return {**theirs, "spec": {"serviceAccountName": spec["serviceAccount"], **rest}}
+
+
+def _written(theirs: Any) -> Any:
+    """Without nulls, as Kubernetes reads it."""
+    if isinstance(theirs, Mapping):
+        return {str(key): _written(value) for key, value in theirs.items() if value is not None}
+    return [_written(item) for item in theirs] if isinstance(theirs, list) else theirs
 
 
 def _merge(ours: Any, theirs: Any, path: str, where: str) -> Any:
@@ -65,12 +92,23 @@ def _merge(ours: Any, theirs: Any, path: str, where: str) -> Any:
         for key in theirs:
             if key not in ours:
                 _refuse(_below(path, key), where)  # half of a thing of ours would be theirs
+                if _below(path, key) in _ADDED_TO:
+                    _merge({}, theirs[key], _below(path, key), where)
         merged_keys = {key: _merge(ours[key], theirs[key], _below(path, key), where) for key in ours if key in theirs}
         return {**ours, **theirs, **merged_keys}
     if isinstance(ours, list) and isinstance(theirs, list):
         return _merge_lists(ours, theirs, path, where)
     _refuse(path, where)
+    _check_kind(ours, theirs, path, where)
     return theirs
+
+
+def _check_kind(ours: Any, theirs: Any, path: str, where: str) -> None:
+    if isinstance(ours, list) and not isinstance(theirs, list):
+        raise SpecError(f"{where}.{path}: must be a list.", "Put a dash before each entry.")
+    if isinstance(ours, Mapping) and not isinstance(theirs, Mapping):
+        dash = " without a dash" if isinstance(theirs, list) else ""
+        raise SpecError(f"{where}.{path}: must be a map.", f"Write name: value pairs below it{dash}.")
 
 
 def _merge_lists(ours: list[Any], theirs: list[Any], path: str, where: str) -> list[Any]:
@@ -78,9 +116,9 @@ def _merge_lists(ours: list[Any], theirs: list[Any], path: str, where: str) -> l
     key = KEYS.get(name)
     if key is None:
         _refuse(path, where)
-        return [*ours, *(item for item in theirs if item not in ours)]
+        return theirs
     for item in theirs:
-        if not isinstance(item, Mapping) or key not in item:
+        if not isinstance(item, Mapping) or not isinstance(item.get(key), str | int):
             raise SpecError(f"{where}.{path}: each entry needs its {key}.", f"Add {key}: to the entry.")
     known = {item[key]: item for item in ours}
     for item in theirs:

@@ -5,31 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
+from oars.base.words import listed
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
-from oars.kube.kinds import DEPLOYMENT, POD, Object
+from oars.kube.kinds import DEPLOYMENT, INGRESS, POD, Object
 from oars.model import HEAD, Cause, Desired, Ensure, Group, Member, MemberId, Notes, Observed, Remove, Role
-from oars.places.kube import beside, names, observe, render, why
+from oars.places.kube import beside, names, observe, render
+from oars.places.kube.around import Around
+from oars.places.kube.asked import Asked, group_words, head_words
 from oars.places.kube.evidence import Evidence, Ground
+from oars.places.kube.guard import Guard
 from oars.places.kube.pod import Cluster, revision
+from oars.places.kube.refused import Taken, cause_of
 from oars.places.kube.secrets import ensure_secret
 from oars.places.kube.seen import Fresh, Seen
+from oars.places.kube.waiting import Waiting
 from oars.places.kube.wire import KubeWire, Reach
 from oars.spec.status import Phase, Status
 
 FIRST_TO_GO = "-1000"
-
-UNWATCHED = Cause(
-    "Unwatched",
-    "You may not make a Role here, so nobody watches over the cluster: if this program is killed, everything stays.",
-    "Remove it with `oars down` then, or ask for the rights that `oars rbac` prints.",
-)
 
 log = get_logger(__name__)
 
@@ -51,6 +50,9 @@ class Root(Protocol):
     async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
         """Writes only what changed."""
 
+    async def settle(self) -> None:
+        """The cluster has been ready for a while."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -61,8 +63,9 @@ class Setting:
     root: Root
     reach: Reach
     mode: str  # "operator" or "direct"
-    watch: beside.Watch | None = None
+    watched: bool = False  # whether our helper shall end the cluster when its owner is gone
     ground: Ground | None = None  # shared by the clusters of an operator
+    is_busy: Callable[[], bool] = lambda: False  # many others are being started: what can wait shall
 
 
 class KubePlace:
@@ -78,33 +81,67 @@ class KubePlace:
         self._evidence = Evidence(setting.client, cluster.namespace, ground)
         self._refusals: tuple[Cause, ...] = ()
         self._waits: tuple[Cause, ...] = ()
+        self._waiting = Waiting(clock)
         self._notes = setting.root.notes
-        self._watch = setting.watch
-        self._guarded = setting.root.was_ready
+        self._watched = setting.watched
         self._token = ""
-        self._marks: dict[object, str] = {}  # of what the description comes to; rendering it in every pass is dear
+        self._around = Around(setting.client, setting.seen, setting.root.owner, clock)
+        told, ready = setting.mode == "operator", setting.root.was_ready
+        self._guard = Guard(cluster.name, self._around, clock, told=told, ready=ready, is_busy=setting.is_busy)
+        # What the description comes to; rendering it in every pass would be dear.
+        self._rendered: dict[object, Asked] = {}
+        self._revision_of: dict[object, str] = {}
 
     def describe(self, cluster: Cluster) -> None:
         """It shall be so from now on."""
         if cluster != self._cluster:
             self._cluster = cluster
-            self._marks.clear()
+            self._rendered.clear()
+            self._revision_of.clear()
 
     # observe
 
     async def observe(self) -> Observed:
         pods = self.pods()
         members = observe.members(pods, self._revisions())
+        if self._is_head_outdated():
+            members = tuple(observe.replaced(member) if member.id == HEAD else member for member in members)
         failures = observe.failures(pods, self._clock())
         found: tuple[Cause, ...] = ()
         if self._is_lacking(members):
             found = await self._evidence.causes(pods, self.deployments())
         else:
             self._evidence.forget()
-        unwatched = self._setting.watch and not self._watch and self._is_lacking(members)
-        causes = (*self._refusals, *found, *self._waits, *((UNWATCHED,) if unwatched else ()))
-        self._refusals = ()
-        return Observed(members, replace(self._notes, failures=failures), heals=True, causes=causes)
+        causes = (*self._refusals, *found, *self._waits)
+        self._refusals = self._waits = ()
+        remarks = (beside.UNWATCHED,) if self._setting.watched and not self._watched else ()
+        notes = replace(self._notes, failures=failures)
+        return Observed(members, notes, heals=True, causes=causes, remarks=remarks)
+
+    def _is_head_outdated(self) -> bool:
+        """What is there will be replaced, by us in a moment or by its Deployment."""
+        live = self._deployment(names.head(self._cluster.name))
+        if live is None:
+            return False
+        asked, wanted = Asked.of(live), self._head_asked()
+        return (not asked.covers(wanted) and asked.words != wanted.words) or not observe.is_rolled_out(live)
+
+    def _head_asked(self) -> Asked:
+        if HEAD not in self._rendered:
+            around, wanted = self._render_head(watched=self._watched)
+            if self._watched:
+                others, unwatched = self._render_head(watched=False)
+                live = self._deployment(names.head(self._cluster.name))
+                if live is not None and Asked.of(live).mark == unwatched.mark:
+                    # By somebody who could not have it watched. Another head would cost all that the cluster holds.
+                    self._watched, around, wanted = False, others, unwatched
+            self._around.expect(around)
+            self._rendered[HEAD] = wanted
+        return self._rendered[HEAD]
+
+    def _render_head(self, *, watched: bool) -> tuple[list[Object], Asked]:
+        around, head = beside.head_and_around(self._cluster, watched)
+        return around, Asked(revision({"around": around, "head": head}), head_words(self._cluster))
 
     def pods(self) -> list[Object]:
         return self._pods.newest(self._setting.seen.pods())
@@ -122,9 +159,16 @@ class KubePlace:
         return {group.name: self._revision(group) for group in self._cluster.shape.workers}
 
     def _revision(self, group: Group) -> str:
-        if group.name not in self._marks:
-            self._marks[group.name] = render.revision_of(self._cluster, group)
-        return self._marks[group.name]
+        key = (group.name, self._notes.head_changes)
+        if key not in self._revision_of:
+            self._revision_of[key] = self._revision_of_kin(group) or render.revision_of(self._cluster, group)
+        return self._revision_of[key]
+
+    def _revision_of_kin(self, group: Group) -> str:
+        """Of workers that another version of Oars made from the same words; they stay."""
+        wanted = Asked("", group_words(self._cluster, group, self._notes.head_changes))
+        kin = [d for d in self._of_group(group) if Asked.of(d).is_kin(wanted)]
+        return str(kin[0]["metadata"]["labels"][names.REVISION]) if kin else ""
 
     # ensure
 
@@ -134,85 +178,75 @@ class KubePlace:
                 await self._ensure_head()
                 await self._put_right()
             else:
-                await self._ensure_workers(step.group, len(step.members))
-        except ApiError as error:
+                await self._ensure_workers(step.group, self._unlowered(step.group, len(step.members)))
+        except (ApiError, Taken) as error:
             self._refused(error)
 
-    def _refused(self, error: ApiError) -> None:
-        refusal = why.refusal(error.status, error.reason, error.message, error.status_details)
-        self._refusals = (*self._refusals, refusal)
+    def _refused(self, error: ApiError | Taken) -> None:
+        self._refusals = (*self._refusals, cause_of(error))
         log.warning(pairs("refused", cluster=self._cluster.name, error=error.message))
 
     async def _ensure_head(self) -> None:
-        """Everything but the workers; one look at the Deployment tells whether all of it has been asked for."""
+        """Everything but the workers; one look at the Deployment tells whether all of it has been asked for, one at the
+        rest whether it is still there."""
         cluster, name = self._cluster, names.head(self._cluster.name)
-        if self._is_asked(name, self._marks.get(HEAD, "")):
+        wanted = self._head_asked()
+        asked = self._is_asked(name, HEAD)
+        if asked and self._around.is_whole():
             return
-        around = [*render.surroundings(cluster), *(beside.rights(cluster) if self._watch else [])]
-        head = render.head_deployment(cluster)
-        if cluster.helped:
-            head = beside.with_helper(head, cluster, self._watch)
-            _files(around, cluster)[beside.KEY] = beside.SCRIPT
-        mark = self._marks[HEAD] = revision({"around": around, "head": head})
-        if self._is_asked(name, mark):
-            return
-        account, *others = around  # first: without it no pod of the cluster is let in
-        await self._apply(account)
+        around, head = beside.head_and_around(cluster, self._watched)
         try:
-            await asyncio.gather(self.know_token(), *(self._apply(obj) for obj in others))
+            await self._surround([obj for obj in around if not asked or self._around.is_lost(names.which(obj))])
         except ApiError as error:
-            if error.status != 403 or not self._watch or not _is_about_roles(error):
+            if error.status != 403 or not self._watched or not _is_about_roles(error):
                 raise
             log.warning(pairs("nobody will watch the owner", cluster=cluster.name, error=error.message))
-            self._watch = None
+            self._watched = False
+            del self._rendered[HEAD]
             await self._ensure_head()
             return
-        self._guarded = False
-        await self._ask(head, mark)
+        if not asked:
+            if self._deployment(name) is not None and not cluster.spec.expose.host:
+                await self._around.withdraw(INGRESS, name, cluster.namespace)
+            self._guard.renew()
+            await self._ask(head, wanted)
 
-    async def _guard(self) -> None:
-        """A head that serves is not to be evicted. Before that it has nothing to lose, and a budget would only stop
-        whoever empties a node; and Kubernetes holds every budget of a namespace against every pod that starts there.
-        Asked for before the cluster is told to be ready, so that whoever takes over a ready one need not ask again."""
-        if self._guarded:
-            return
-        try:
-            await self._apply(render.disruption_budget(self._cluster))
-        except ApiError as error:
-            self._refused(error)
-        else:
-            self._guarded = True
+    async def _surround(self, objects: list[Object]) -> None:
+        """The account comes first: without it no pod of the cluster is let in."""
+        first, others = (
+            [obj for obj in objects if (obj["kind"] == "ServiceAccount") is is_it] for is_it in (True, False)
+        )
+        for account in first:
+            await self._around.apply(account)
+        await asyncio.gather(self.know_token(), *map(self._around.apply, others))
 
     async def _ensure_workers(self, group: Group, count: int) -> None:
         name = self._name(group, self._revision(group))
         live = self._deployment(name)
         counted = live is not None and live["spec"].get("replicas") == count
-        key = (name, count, self._notes.head_changes)
-        if counted and self._is_asked(name, self._marks.get(key, "")):
+        changes = self._notes.head_changes
+        key = (name, count, changes)
+        if counted and self._is_asked(name, key):
             return
-        deployment = self._worker_deployment(group, count, name)
-        mark = self._marks[key] = revision(deployment)
-        if not (counted and self._is_asked(name, mark)):
-            await self._ask(deployment, mark)
+        deployment = render.kept_deployment(self._cluster, group, count, name, self._revision(group), changes)
+        wanted = self._rendered[key] = Asked(revision(deployment), group_words(self._cluster, group, changes))
+        if counted and self._is_asked(name, key):
+            return
+        if live is not None and Asked.of(live).is_kin(wanted):
+            await self._count(name, count)
+        else:
+            await self._ask(deployment, wanted)
 
-    def _worker_deployment(self, group: Group, count: int, name: str) -> Object:
-        deployment = render.worker_deployment(self._cluster, group, count)
-        labels = {names.REVISION: self._revision(group)}
-        spec = deployment["spec"]
-        spec["selector"]["matchLabels"] |= labels
-        spec["template"]["metadata"]["labels"] |= labels
-        deployment["metadata"]["labels"] = {**deployment["metadata"]["labels"], **_group_labels(group), **labels}
-        # All at once: it happens only when the head was lost, and with it all that workers hold.
-        spec["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
-        if self._notes.head_changes:
-            spec["template"]["metadata"]["annotations"][names.HEAD_SEEN] = str(self._notes.head_changes)
-        deployment["metadata"]["name"] = name
-        return deployment
+    def _unlowered(self, group: Group, count: int) -> int:
+        """While workers are on their way out only `remove` lowers, which says who goes. Fewer were seen than there are
+        if a watch lags, and a ReplicaSet that is lowered by it would take any."""
+        live = self._deployment(self._name(group, self._revision(group))) if count > group.replicas else None
+        return count if live is None else max(count, live["spec"].get("replicas", 1))
 
     def _name(self, group: Group, wanted: str) -> str:
         """The Deployment's: a group that is being replaced by another description of itself has two for a while."""
         base = names.workers(self._cluster.name, group.name)
-        of_group = [d for d in self.deployments() if d["metadata"]["labels"].get(names.GROUP) == group.name]
+        of_group = self._of_group(group)
         for deployment in of_group:
             if deployment["metadata"]["labels"].get(names.REVISION) == wanted:
                 return str(deployment["metadata"]["name"])
@@ -221,19 +255,23 @@ class KubePlace:
     def _deployment(self, name: str) -> Object | None:
         return next((d for d in self.deployments() if d["metadata"]["name"] == name), None)
 
-    def _is_asked(self, name: str, mark: str) -> bool:
-        live = self._deployment(name)
-        return bool(mark) and live is not None and _annotation(live, names.APPLIED) == mark
+    def _of_group(self, group: Group) -> list[Object]:
+        return [d for d in self.deployments() if d["metadata"]["labels"].get(names.GROUP) == group.name]
 
-    async def _ask(self, deployment: Object, mark: str) -> None:
+    def _is_asked(self, name: str, key: object) -> bool:
+        live, wanted = self._deployment(name), self._rendered.get(key)
+        return live is not None and wanted is not None and Asked.of(live).covers(wanted)
+
+    async def _ask(self, deployment: Object, wanted: Asked) -> None:
         annotations = deployment["metadata"].setdefault("annotations", {})
-        annotations[names.APPLIED] = mark
+        annotations[names.APPLIED] = str(wanted)
         log.info(pairs("apply", deployment=deployment["metadata"]["name"], replicas=deployment["spec"]["replicas"]))
-        self._deployments.note(await self._apply(deployment))
+        self._deployments.note(await self._around.apply(deployment))
 
-    async def _apply(self, obj: Object) -> Object:
-        obj["metadata"]["ownerReferences"] = [self._setting.root.owner]
-        return await self._client.apply(obj)
+    async def _count(self, name: str, count: int) -> None:
+        """Only the number changes, whatever the pods are made of."""
+        body = {"spec": {"replicas": count}}
+        self._deployments.note(await self._client.patch(DEPLOYMENT, name, self._cluster.namespace, body))
 
     async def _put_right(self) -> None:
         """Chosen pods that outlived the lowering of their Deployment go now, as do Deployments that stay empty."""
@@ -241,11 +279,11 @@ class KubePlace:
             labels = deployment["metadata"]["labels"]
             if names.GROUP not in labels or deployment["metadata"].get("deletionTimestamp"):
                 continue
-            pods = [pod for pod in self.pods() if _is_of(pod, deployment)]
+            pods = [pod for pod in self.pods() if observe.is_of(pod, deployment)]
             if self._is_obsolete(deployment) and not any(map(observe.is_staying, pods)):
                 await self._drop(deployment)
-            elif _is_settled(deployment, pods):
-                await self._delete([pod for pod in pods if _annotation(pod, names.GOING) and _is_up(pod)])
+            elif observe.is_settled(deployment, pods):
+                await self._delete([pod for pod in pods if observe.annotation(pod, names.GOING) and observe.is_up(pod)])
 
     def _is_obsolete(self, deployment: Object) -> bool:
         labels = deployment["metadata"]["labels"]
@@ -261,7 +299,7 @@ class KubePlace:
             return
         waits = []
         for deployment in self.deployments():
-            victims = [pod for pod in chosen if _is_of(pod, deployment)]
+            victims = [pod for pod in chosen if observe.is_of(pod, deployment)]
             if victims:
                 waits += await self._lower(desired, deployment, victims)
         self._waits = tuple(waits)
@@ -270,7 +308,7 @@ class KubePlace:
         """Workers of a lost head are replaced by their Deployment, whose template has changed: what we delete now it
         would restore. One that is itself of an older description goes, and they with it."""
         for deployment in self.deployments():
-            if any(_is_of(pod, deployment) for pod in lost) and self._is_obsolete(deployment):
+            if any(observe.is_of(pod, deployment) for pod in lost) and self._is_obsolete(deployment):
                 await self._drop(deployment)
 
     async def _drop(self, deployment: Object) -> None:
@@ -278,43 +316,33 @@ class KubePlace:
         self._deployments.forget(deployment["metadata"]["uid"])
 
     async def _lower(self, desired: Desired, deployment: Object, victims: list[Object]) -> list[Cause]:
-        """A ReplicaSet removes pods that are not ready before it looks at the cost, so the others must be."""
         going = {pod["metadata"]["name"] for pod in victims}
-        others = [p for p in self.pods() if _is_of(p, deployment) and observe.is_staying(p)]
-        unready = [p for p in others if p["metadata"]["name"] not in going and not observe.is_ready(p)]
-        overdue = self._clock() - min(self._since(pod) for pod in victims) > desired.drain_seconds
-        if unready and not overdue:
-            name = unready[0]["metadata"]["name"]
-            return [Cause("Draining", f"{sorted(going)[0]} goes as soon as {name} is ready.")]
+        if waits := self._waiting.cause(desired, deployment, self.pods(), going):
+            return [waits]
+        name = deployment["metadata"]["name"]
         marks = {"metadata": {"annotations": {names.DELETION_COST: FIRST_TO_GO, names.GOING: "true"}}}
         namespace = self._cluster.namespace
         for answer in await asyncio.gather(*(self._client.patch(POD, n, namespace, marks) for n in sorted(going))):
             self._pods.note(answer)
         count = self._wanted(desired, deployment, going)
-        name = deployment["metadata"]["name"]
-        log.info(pairs("lower", deployment=name, replicas=count, victims=",".join(sorted(going))))
+        log.info(pairs("lower", deployment=name, replicas=count, victims=listed(sorted(going))))
         current = {group.name: group for group in desired.shape.workers}
         if self._is_obsolete(deployment):
-            body = {"spec": {"replicas": count}}
-            self._deployments.note(await self._client.patch(DEPLOYMENT, name, namespace, body))
+            await self._count(name, count)
         else:
             await self._ensure_workers(current[deployment["metadata"]["labels"][names.GROUP]], count)
         return []
-
-    def _since(self, pod: Object) -> float:
-        state = self._notes.retiring.get(MemberId(pod["metadata"]["name"]))
-        return state.since if state else self._clock()
 
     def _wanted(self, desired: Desired, deployment: Object, going: set[str]) -> int:
         """An absolute number, so that asking twice asks for the same."""
         labels = deployment["metadata"]["labels"]
         groups = {} if self._is_obsolete(deployment) else {group.name: group for group in desired.shape.workers}
         group = groups.get(labels[names.GROUP])
-        mine = {pod["metadata"]["name"] for pod in self.pods() if _is_of(pod, deployment) and observe.is_staying(pod)}
+        mine = {
+            pod["metadata"]["name"] for pod in self.pods() if observe.is_of(pod, deployment) and observe.is_staying(pod)
+        }
         kept = {member for member in self._notes.retiring if member in mine and member not in going}
-        if group is not None:
-            return group.replicas + len(kept)
-        return len(mine - going)
+        return len(mine - going) if group is None else group.replicas + len(kept)
 
     async def _delete(self, pods: list[Object]) -> None:
         going = [pod["metadata"]["name"] for pod in pods]
@@ -348,52 +376,25 @@ class KubePlace:
     async def record(self, notes: Notes, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
         self._notes = notes
         shown = replace(status, mode=self._setting.mode, namespace=self._cluster.namespace) if status else None
-        if status is not None and status.phase is Phase.READY:
-            await self._guard()
         await self._setting.root.save(notes, shown, causes)
+        if status is not None:
+            due = self._guard.is_due(ready=status.phase is Phase.READY)
+            if self._guard.is_calm:
+                await self._settle(budget=due)
+
+    async def _settle(self, *, budget: bool) -> None:
+        """What can wait until a cluster has been ready for a while."""
+        try:
+            await self._setting.root.settle()
+            if budget:
+                await self._around.apply(render.disruption_budget(self._cluster))
+                self._guard.asked()
+        except (ApiError, Taken) as error:
+            self._refused(error)
 
     async def close(self) -> None:
         await self._setting.reach.close()
 
 
-def _files(objects: list[Object], cluster: Cluster) -> dict[str, str]:
-    """The data of the cluster's ConfigMap among the objects, which is added if the engine itself needs none."""
-    for obj in objects:
-        if obj["kind"] == "ConfigMap":
-            data: dict[str, str] = obj["data"]
-            return data
-    files = render.config_map(cluster)
-    objects.append(files)
-    return _files(objects, cluster)
-
-
 def _is_about_roles(error: ApiError) -> bool:
     return str(error.status_details.get("group", "")) == "rbac.authorization.k8s.io"
-
-
-def _group_labels(group: Group) -> Mapping[str, str]:
-    return {names.GROUP: group.name, names.ROLE: group.role.value}
-
-
-def _annotation(obj: Object, name: str) -> str:
-    return str((obj["metadata"].get("annotations") or {}).get(name, ""))
-
-
-def _is_of(pod: Object, deployment: Object) -> bool:
-    wanted = deployment["spec"]["selector"]["matchLabels"]
-    labels = pod["metadata"]["labels"]
-    return all(labels.get(name) == value for name, value in wanted.items())
-
-
-def _is_up(pod: Object) -> bool:
-    return not pod["metadata"].get("deletionTimestamp") and observe.phase(pod) not in ("Failed", "Succeeded")
-
-
-def _is_settled(deployment: Object, pods: list[Object]) -> bool:
-    """Its controller has acted on what was last asked of it: no more pods are left than there shall be."""
-    seen = deployment.get("status", {}).get("observedGeneration", 0) >= deployment["metadata"]["generation"]
-    return bool(seen) and len([pod for pod in pods if _is_up(pod)]) <= deployment["spec"].get("replicas", 1)
-
-
-def unreachable(error: OarsError) -> Cause:
-    return Cause("ApiServerUnreachable", f"The Kubernetes API server does not answer: {error.message}", error.hint)

@@ -15,9 +15,10 @@ from oars.model import Group, Probe, Process, Role, Shape
 from oars.places.kube import names, overlay
 from oars.places.kube.names import Object
 from oars.places.kube.values import FILES, POD_FIELDS, SCRATCH, SECRETS, pod_values, secret_files
-from oars.plan.fill import fill
+from oars.plan.fill import fill, fill_mapping
 from oars.spec.cluster import ClusterSpec
 
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 GPU = "nvidia.com/gpu"
 USER = 1000
 NON_ROOT = {
@@ -49,29 +50,44 @@ class Cluster:
 
 
 def template(cluster: Cluster, group: Group) -> Object:
-    """The PodTemplateSpec of a group, with the user's overlay."""
-    ours = {
-        "metadata": {
-            "labels": {**cluster.labels, **names.pod_labels(cluster.name, group.role, group.name)},
-            "annotations": {"kubectl.kubernetes.io/default-container": group.role.value},
-        },
-        "spec": _spec(cluster, group),
-    }
+    """The PodTemplateSpec of a group, with the user's overlay. Lean: Kubernetes keeps account of every field at every
+    write of a pod, its ReplicaSet and its Deployment, and three hundred clusters feel each of them."""
+    metadata: Object = {"labels": {**cluster.labels, **names.pod_labels(cluster.name, group.role, group.name)}}
+    if files := mounted_files(cluster, group):
+        metadata["annotations"] = {names.FILES: revision(files)}  # pods that read other files are other pods
+    ours = {"metadata": metadata, "spec": _spec(cluster, group)}
     if group.role is Role.HEAD:
-        return overlay.merged(ours, cluster.spec.head.pod, "head.pod")
+        return with_default_container(overlay.merged(ours, cluster.spec.head.pod, "head.pod"))
     theirs = next(entry.pod for entry in cluster.spec.workers if entry.name == group.name)
-    return overlay.merged(ours, theirs, f"workers[{group.name}].pod")
+    return with_default_container(overlay.merged(ours, theirs, f"workers[{group.name}].pod"))
 
 
-def revision(pod_template: Mapping[str, Any]) -> str:
-    """A short name for the content of a template: the same for the same, whoever computes it."""
-    return hashlib.sha256(json.dumps(pod_template, sort_keys=True).encode()).hexdigest()[:10]
+def with_default_container(pod_template: Object) -> Object:
+    """Where there are several, kubectl logs and exec shall mean the engine's, unless the user says otherwise."""
+    containers = pod_template["spec"]["containers"]
+    if len(containers) > 1:
+        annotations = pod_template["metadata"].setdefault("annotations", {})
+        annotations.setdefault(DEFAULT_CONTAINER, containers[0]["name"])
+    return pod_template
+
+
+def revision(content: Mapping[str, Any]) -> str:
+    """A short name for the content of a template or of files: the same for the same, whoever computes it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def used_files(process: Process) -> dict[str, str]:
     """Those that the command or its environment names; others serve places that run the engine in another way."""
     named = set(_FILE.findall(" ".join([*process.argv, *process.env.values()])))
     return {name: text for name, text in process.files.items() if name in named}
+
+
+def mounted_files(cluster: Cluster, group: Group) -> dict[str, str]:
+    """The content of its files. Kubernetes does not look into them, so only what is the same in every pod is filled in;
+    ports are."""
+    values = pod_values(cluster.name, cluster.shape, group)
+    fixed = {name: value for name, value in values.items() if "$(" not in value}
+    return fill_mapping(used_files(group.process), fixed)
 
 
 def file_key(group: Group, name: str) -> str:
@@ -86,7 +102,7 @@ def _spec(cluster: Cluster, group: Group) -> Object:
         "containers": [_container(cluster, group)],
         "enableServiceLinks": False,  # a Service called ray would set RAY_PORT, which Ray reads
         "securityContext": NON_ROOT,
-        "serviceAccountName": cluster.name,
+        "serviceAccountName": names.root(cluster.name),
         # What a member holds is moved before it is told to go; more time would only keep its room from others.
         "terminationGracePeriodSeconds": math.ceil(process.stop.grace),
         "volumes": _volumes(cluster, group),
@@ -106,6 +122,7 @@ def _container(cluster: Cluster, group: Group) -> Object:
         "resources": _resources(cluster, group),
         "securityContext": NO_PRIVILEGES,
         "volumeMounts": _mounts(cluster, group),
+        "workingDir": SCRATCH,  # the image's own need not be writable for the user that we run as
     }
     if process.probe is not None:
         container["readinessProbe"] = {**_probe(process.probe, process), **PROBE_PACE}
@@ -123,11 +140,15 @@ def image(cluster: Cluster) -> str:
 
 
 def environment(cluster: Cluster, group: Group) -> list[Object]:
-    """Facts of the pod first: what follows may use them."""
+    """Facts of the pod first, for what follows uses them; those that nothing uses are left out."""
     values = pod_values(cluster.name, cluster.shape, group)
-    facts = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in POD_FIELDS.items()]
-    texts = {name: fill(text, values) for name, text in group.process.env.items()}
-    ours = {"HOME": SCRATCH, **texts}
+    ours = {"HOME": SCRATCH, **fill_mapping(group.process.env, values)}
+    words = [*ours.values(), *(fill(word, values) for word in group.process.argv)]
+    facts = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in POD_FIELDS.items()
+        if any(f"$({name})" in word for word in words)
+    ]
     # The API server drops an empty value, and kubectl would see a difference at every apply.
     return [*facts, *({"name": name, "value": text} if text else {"name": name} for name, text in ours.items())]
 

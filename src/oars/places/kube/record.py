@@ -11,6 +11,8 @@ from oars.places.kube.names import Object
 from oars.spec.status import Phase, Status
 
 READY = "Ready"
+MOST_CAUSES = 5
+MOST_LINES, LONGEST_LINE = 8, 300
 
 
 def dump_notes(notes: Notes) -> Object:
@@ -25,10 +27,35 @@ def load_notes(data: Mapping[str, Any] | None) -> Notes:
     return Notes(retiring=retiring, head=data.get("head", ""), head_changes=data.get("headChanges", 0))
 
 
+def dump_causes(causes: Sequence[Cause], before: Mapping[str, Any]) -> list[Object]:
+    """The first of them. What was told before stays in the words of then: a log reads differently at each look, and
+    that is no news. Draining is told by the notes."""
+    fresh = [_dump_cause(cause) for cause in causes if cause.reason != "Draining"][:MOST_CAUSES]
+    old: list[Object] = before.get("causes") or []
+    had_lines = {_told(cause) for cause in old if cause.get("lines")}
+    has_new_lines = any(cause["lines"] and _told(cause) not in had_lines for cause in fresh)
+    return old if [*map(_told, old)] == [*map(_told, fresh)] and not has_new_lines else fresh
+
+
+def _dump_cause(cause: Cause) -> Object:
+    lines = [line[:LONGEST_LINE] for line in cause.lines[-MOST_LINES:]]
+    return {"reason": cause.reason, "message": cause.message, "todo": cause.todo, "lines": lines}
+
+
+def _told(cause: Mapping[str, Any]) -> tuple[str, str]:
+    return str(cause["reason"]), str(cause["message"])
+
+
+def load_causes(data: Sequence[Mapping[str, Any]] | None) -> tuple[Cause, ...]:
+    return tuple(Cause(*_told(each), each.get("todo", ""), tuple(each.get("lines") or ())) for each in data or ())
+
+
 def cr_status(status: Status, causes: Sequence[Cause], before: Mapping[str, Any], now: str) -> Object:
-    """The status of a ComputeCluster. Members are left out: there may be thousands, and the pods are there to see."""
+    """The status of a ComputeCluster, with causes if there are any. Members are left out: there may be thousands, and
+    the pods are there to see."""
     todo = causes[0].todo if causes else ""
     message = f"{status.message} {todo}".strip() if status.phase is not Phase.READY else status.message
+    listed = dump_causes(causes, before)
     return {
         "phase": status.phase.value,
         "reason": status.reason,
@@ -40,6 +67,7 @@ def cr_status(status: Status, causes: Sequence[Cause], before: Mapping[str, Any]
         "groups": [asdict(group) for group in status.groups],
         "conditions": [_condition(status, message, before, now)],
         "mode": status.mode,
+        **({"causes": listed} if listed else {}),
     }
 
 
@@ -60,11 +88,25 @@ def _condition(status: Status, message: str, before: Mapping[str, Any], now: str
 def invalid_status(sentence: str, generation: int, before: Mapping[str, Any], now: str) -> Object:
     """For a description that the schema lets through and we do not."""
     status = Status("", "", "kubernetes", Phase.FAILED, "InvalidSpec", sentence, generation=generation)
-    condition = _condition(status, sentence, before, now)
+    return {**_brief(status, before, now), "causes": None}
+
+
+def refused_status(cause: Cause, generation: int, before: Mapping[str, Any], now: str) -> Object:
+    """For a cluster that the API server does not let us look after. What runs goes on; what nobody could act on is not
+    ready."""
+    phase = Phase(before.get("phase") or Phase.PENDING)
+    if phase is Phase.READY and before.get("observedGeneration") != generation:
+        phase = Phase.DEGRADED
+    sentence = f"{cause.message} {cause.todo}".strip()
+    status = Status("", "", "kubernetes", phase, cause.reason, sentence, generation=generation)
+    return {**_brief(status, before, now), "causes": dump_causes((cause,), before)}
+
+
+def _brief(status: Status, before: Mapping[str, Any], now: str) -> Object:
     return {
         "phase": status.phase.value,
         "reason": status.reason,
-        "message": sentence,
-        "observedGeneration": generation,
-        "conditions": [condition],
+        "message": status.message,
+        "observedGeneration": status.generation,
+        "conditions": [_condition(status, status.message, before, now)],
     }

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.model import Group, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
-from oars.places.kube.pod import Cluster, file_key, revision, service_variables, template, used_files
-from oars.places.kube.values import pod_values, secret_files
-from oars.plan.fill import fill
+from oars.places.kube.pod import Cluster, file_key, mounted_files, revision, service_variables, template
+from oars.places.kube.values import secret_files
 
 DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
-OPERATOR = {"app.kubernetes.io/name": "oars-operator"}
 
 
 def manifests(cluster: Cluster) -> list[Object]:
@@ -28,11 +26,10 @@ def manifests(cluster: Cluster) -> list[Object]:
 def _with_service_variables(cluster: Cluster, deployment: Object) -> Object:
     """For scripts that find the head without Oars. Not where Oars looks after the cluster: Kubernetes keeps account of
     every variable at every write of a pod, and six of them made 300 clusters a tenth slower."""
-    for container in deployment["spec"]["template"]["spec"]["containers"]:
-        if container["name"] in (Role.HEAD, Role.WORKER):
-            known = {variable["name"] for variable in container["env"]}
-            more = [(name, text) for name, text in service_variables(cluster).items() if name not in known]
-            container["env"] += [{"name": name, "value": text} for name, text in more]
+    container = deployment["spec"]["template"]["spec"]["containers"][0]  # the engine's; what follows is the user's
+    known = {variable["name"] for variable in container["env"]}
+    more = [(name, text) for name, text in service_variables(cluster).items() if name not in known]
+    container["env"] += [{"name": name, "value": text} for name, text in more]
     return deployment
 
 
@@ -40,7 +37,7 @@ def surroundings(cluster: Cluster) -> list[Object]:
     """All that members need before they start, and that is not a member."""
     files = config_map(cluster)
     return [
-        cluster_object(cluster, "v1", "ServiceAccount", cluster.name, automountServiceAccountToken=False),
+        cluster_object(cluster, "v1", "ServiceAccount", names.root(cluster.name), automountServiceAccountToken=False),
         *([files] if files["data"] else []),
         service(cluster),
         network_policy(cluster),
@@ -57,19 +54,10 @@ def namespace_object(cluster: Cluster) -> Object:
 
 
 def config_map(cluster: Cluster) -> Object:
-    """Files of the engine that its members read, filled in: on Kubernetes ports are the same in every pod."""
-    data = {}
-    for group in (cluster.shape.head, *cluster.shape.workers):
-        values = pod_values(cluster.name, cluster.shape, group)
-        for name, text in used_files(group.process).items():
-            data[file_key(group, name)] = _fill_known(text, values)
+    """Files of the engine that its members read."""
+    groups = (cluster.shape.head, *cluster.shape.workers)
+    data = {file_key(group, name): text for group in groups for name, text in mounted_files(cluster, group).items()}
     return cluster_object(cluster, "v1", "ConfigMap", names.root(cluster.name), data=data)
-
-
-def _fill_known(text: str, values: Mapping[str, str]) -> str:
-    """Files are not seen by Kubernetes, so only what is the same for all pods can be filled in."""
-    fixed = {name: value for name, value in values.items() if "$(" not in value}
-    return fill(text, fixed) if any(f"$({name})" in text for name in fixed) else text
 
 
 def secret(cluster: Cluster, content: Mapping[str, bytes]) -> Object:
@@ -108,29 +96,41 @@ def disruption_budget(cluster: Cluster) -> Object:
 
 def network_policy(cluster: Cluster) -> Object:
     """Members speak to each other freely. Others in the namespace reach what the head serves; an operator looks after
-    it from elsewhere; from outside only what was exposed is open."""
-    ports = [{"port": port.default, "protocol": "TCP"} for port in cluster.shape.head.process.ports if port.served]
-    exposed = cluster.spec.expose.type != "ClusterIP" or cluster.spec.expose.host
-    served: Object = {"ports": ports}
-    if not exposed:
-        served["from"] = [{"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR}}]
+    it from elsewhere; from outside only what was exposed is open: by the Service all that it serves, by the Ingress the
+    one page. The helper asks for a token."""
+    expose = cluster.spec.expose
+    served = _open([port.default for port in cluster.shape.head.process.ports if port.served])
+    if expose.type == "ClusterIP":
+        served["from"] = [
+            {"podSelector": {}},
+            {"namespaceSelector": {}, "podSelector": {"matchLabels": names.OPERATOR}},
+        ]
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: cluster.name}}}]}, served]
+    if expose.host:
+        rules.append(_open([_page(cluster)]))
     if cluster.helped:
-        rules.append({"ports": [{"port": names.HELPER_PORT, "protocol": "TCP"}]})  # it asks for a token
+        rules.append(_open([names.HELPER_PORT]))
     spec = {
         "podSelector": {"matchLabels": {names.CLUSTER: cluster.name}},
         "policyTypes": ["Ingress"],
         "ingress": rules,
     }
-    return cluster_object(cluster, "networking.k8s.io/v1", "NetworkPolicy", cluster.name, spec=spec)
+    return cluster_object(cluster, "networking.k8s.io/v1", "NetworkPolicy", names.root(cluster.name), spec=spec)
+
+
+def _open(ports: Sequence[int]) -> Object:
+    return {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+
+
+def _page(cluster: Cluster) -> int:
+    """The port of the dashboard, or of whatever comes first."""
+    ports = cluster.shape.head.process.ports
+    return next((port for port in ports if port.name in ("dashboard", "web")), ports[0]).default
 
 
 def ingress(cluster: Cluster) -> Object:
     expose = cluster.spec.expose
-    dashboard = next((p for p in cluster.shape.head.process.ports if p.name in ("dashboard", "web")), None)
-    if dashboard is None:
-        dashboard = cluster.shape.head.process.ports[0]
-    backend = {"service": {"name": names.head(cluster.name), "port": {"number": dashboard.default}}}
+    backend = {"service": {"name": names.head(cluster.name), "port": {"number": _page(cluster)}}}
     spec: dict[str, Any] = {
         "rules": [{"host": expose.host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}]
     }
@@ -166,11 +166,27 @@ def worker_deployment(cluster: Cluster, group: Group, replicas: int) -> Object:
     return cluster_object(cluster, "apps/v1", "Deployment", names.workers(cluster.name, group.name), spec=spec)
 
 
+def kept_deployment(
+    cluster: Cluster, group: Group, replicas: int, name: str, of_revision: str, head_changes: int
+) -> Object:
+    """The same where Oars looks after it: others of the group, of another revision, may stand beside it for a while."""
+    deployment = worker_deployment(cluster, group, replicas)
+    spec, metadata = deployment["spec"], deployment["metadata"]
+    labels = {names.REVISION: of_revision}
+    spec["selector"]["matchLabels"] |= labels
+    spec["template"]["metadata"]["labels"] |= labels
+    # All at once: it happens only when the head was lost, and with it all that workers hold.
+    spec["strategy"] = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "100%", "maxSurge": 0}}
+    if head_changes:
+        spec["template"]["metadata"].setdefault("annotations", {})[names.HEAD_SEEN] = str(head_changes)
+    metadata["name"] = name
+    metadata["labels"] = {**metadata["labels"], names.GROUP: group.name, names.ROLE: group.role.value, **labels}
+    return deployment
+
+
 def revision_of(cluster: Cluster, group: Group) -> str:
-    """What a change of makes other pods necessary: the template and the files it mounts."""
-    values = pod_values(cluster.name, cluster.shape, group)
-    files = {name: _fill_known(text, values) for name, text in used_files(group.process).items()}
-    return revision({"template": template(cluster, group), "files": files})
+    """What a change of makes other pods necessary: the template, which names the content of the files it mounts."""
+    return revision(template(cluster, group))
 
 
 def needs_secret(cluster: Cluster) -> bool:

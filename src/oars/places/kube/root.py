@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, EVENT, Kind, Object
 from oars.model import Cause, Notes
-from oars.places.kube import names, record
+from oars.places.kube import counted, names, record
 from oars.places.report import Report
 from oars.spec.status import Phase, Status
 
@@ -21,9 +22,12 @@ INTENT, STATUS, NOTES = "cluster.json", "status.json", "notes.json"
 FORCE = "oars.dev/force-generation"  # annotation: this generation's workers may go with what they hold
 COUNT_SECONDS = 2.0  # between two writes that tell of nothing but a start that goes on, or more workers being ready
 
+log = get_logger(__name__)
+
 
 def reference(kind: Kind, obj: Object) -> Object:
-    """An owner reference."""
+    """An owner reference. Whoever deletes a ComputeCluster in the foreground waits for all that hangs on it; where a
+    client made the root itself, saying so may take a right that nobody has."""
     metadata = obj["metadata"]
     return {
         "apiVersion": kind.api_version,
@@ -31,7 +35,7 @@ def reference(kind: Kind, obj: Object) -> Object:
         "name": metadata["name"],
         "uid": metadata["uid"],
         "controller": True,
-        "blockOwnerDeletion": False,  # to set it one may need a right that nobody has
+        "blockOwnerDeletion": kind is COMPUTE_CLUSTER,
     }
 
 
@@ -83,20 +87,33 @@ class ConfigMapRoot:
         report = self._report if status is None else Report(status, causes)
         if report is not None and report != self._report:
             data[STATUS] = json.dumps(report.to_json())
-        self.notes, self._report = notes, report
         if data:
             await self._client.patch(CONFIG_MAP, self._metadata["name"], self._metadata["namespace"], {"data": data})
+        self.notes, self._report = notes, report  # only now: what could not be written is tried again
+
+    async def settle(self) -> None:
+        """There is nothing to add."""
 
 
 class ClusterRoot:
     """Operator mode: the ComputeCluster's status keeps it all."""
 
-    def __init__(self, client: Client, resource: Object, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: Client,
+        resource: Object,
+        clock: Callable[[], float] = time.monotonic,
+        may_tell: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_tell`: whether a mere step forward may be told now; with many clusters on their way it is not always.
+        `resource` is to be kept current."""
         self._client = client
-        self._resource = resource
+        self.resource = resource
         self._clock = clock
+        self._may_tell = may_tell
         self._written = clock()
         self._told: tuple[str, str] = ("", "")
+        self._settled = ""  # the version that we last brought to agree with itself
         self._status: Object = dict(resource.get("status") or {})
         self.owner = reference(COMPUTE_CLUSTER, resource)
         self.notes: Notes = record.load_notes(self._status.get("notes"))
@@ -111,38 +128,61 @@ class ClusterRoot:
         if record.dump_notes(notes) != record.dump_notes(self.notes) and notes.head_changes + len(notes.retiring):
             fresh["notes"] = record.dump_notes(notes)
         if status is not None:
+            fresh.pop("causes", None)
             fresh |= self._shown(status, causes)
             fresh["notes"] = record.dump_notes(notes)
         self.notes = notes
         if fresh == self._status or (status is not None and self._is_hurried(fresh)):
             return
         await self._write(fresh)
-        await self._tell(status, causes)
+        if status is not None:
+            await self._tell(causes)
+
+    async def settle(self) -> None:
+        """See `counted`: from now on autoscalers find the number. Nobody needs it while the cluster starts, and a write
+        for each of many would be felt then."""
+        metadata, agreement = self.resource["metadata"], counted.agreement(self.resource)
+        if agreement is None or metadata["resourceVersion"] == self._settled:
+            return
+        try:
+            await self._client.patch(COMPUTE_CLUSTER, metadata["name"], metadata["namespace"], agreement)
+        except ApiError as error:
+            if error.status not in (404, 409):  # 409: somebody wrote to it just now; there will be another pass
+                raise
+        else:
+            self._settled = metadata["resourceVersion"]
+
+    async def refuse(self, cause: Cause, generation: int) -> None:
+        """The API server does not let us look after it: said once, however often we try."""
+        fresh = self._status | record.refused_status(cause, generation, self._status, now())
+        if fresh != self._status:
+            await self._write(fresh)
+            await self._tell((cause,))
 
     def _shown(self, status: Status, causes: tuple[Cause, ...]) -> Object:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         first = {names.GROUP: status.groups[0].name} if status.groups else {}
         selector = names.selector({names.CLUSTER: status.name, names.ROLE: "worker", **first})
         grave = causes_that_matter(causes)
         if status.phase in (Phase.PENDING, Phase.STARTING) and not grave:
             status = replace(status, reason="", message="")  # that it takes its course is not worth a write each time
-        return {**record.cr_status(status, grave, self._status, now), "selector": selector}
+        return {**record.cr_status(status, grave, self._status, now()), "selector": selector}
 
     def _is_hurried(self, fresh: Object) -> bool:
         """It can wait for the next pass: nobody acts on it, and by then there will be more to tell."""
         early = (Phase.PENDING.value, Phase.STARTING.value)
-        if not self._status:  # one that is ready soon is told of once; each write costs the API server dear
+        if "observedGeneration" not in self._status:  # one that is ready soon is told of once: writes are dear
             same = fresh["phase"] in early and not fresh["reason"]
         else:
             starting = {fresh["phase"], self._status.get("phase")} <= set(early)
             steady = ("reason", "observedGeneration", *(() if starting else ("phase", "notes", "endpoints")))
             same = all(fresh.get(key) == self._status.get(key) for key in steady)
-        return same and self._clock() - self._written < COUNT_SECONDS
+        return same and (self._clock() - self._written < COUNT_SECONDS or not self._may_tell())
 
     async def _write(self, fresh: Object) -> None:
-        # A merge would keep what is gone from a map: those that shrink are replaced by null first.
-        metadata = self._resource["metadata"]
+        # A merge would keep what is gone from a map: it is replaced by null.
+        metadata = self.resource["metadata"]
         changed = {key: value for key, value in fresh.items() if self._status.get(key) != value}
+        changed |= dict.fromkeys(self._status.keys() - fresh.keys())
         if "notes" in changed:
             gone = set((self._status.get("notes") or {}).get("retiring") or ()) - set(changed["notes"]["retiring"])
             changed["notes"] = {**changed["notes"], "retiring": {**changed["notes"]["retiring"], **dict.fromkeys(gone)}}
@@ -157,15 +197,23 @@ class ClusterRoot:
             raise
         self._status, self._written = fresh, self._clock()
 
-    async def _tell(self, status: Status | None, causes: tuple[Cause, ...]) -> None:
-        """What a person should hear of is also an Event."""
+    async def _tell(self, causes: tuple[Cause, ...]) -> None:
+        """What a person should hear of is also an Event; one that is refused is not worth the pass."""
         grave = causes_that_matter(causes)
         said = (grave[0].reason, grave[0].message) if grave else ("", "")
-        if status is None or said == self._told:
+        if said == self._told:
             return
         self._told = said
         if grave:
-            await self._client.create(event(self._resource, grave[0]))
+            try:
+                await self._client.create(event(self.resource, grave[0]))
+            except ApiError as error:
+                log.warning(pairs("no event", cluster=self.resource["metadata"]["name"], error=error.message))
+
+
+def now() -> str:
+    """As Kubernetes writes a time."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def causes_that_matter(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
@@ -175,7 +223,7 @@ def causes_that_matter(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
 
 def event(resource: Object, cause: Cause) -> Object:
     metadata = resource["metadata"]
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = now()
     involved = {
         "apiVersion": COMPUTE_CLUSTER.api_version,
         "kind": COMPUTE_CLUSTER.kind,
@@ -192,7 +240,7 @@ def event(resource: Object, cause: Cause) -> Object:
         "reason": cause.reason,
         "message": f"{cause.message} {cause.todo}".strip()[:1000],
         "source": {"component": "oars"},
-        "firstTimestamp": now,
-        "lastTimestamp": now,
+        "firstTimestamp": moment,
+        "lastTimestamp": moment,
         "count": 1,
     }

@@ -9,9 +9,10 @@ from oars.base.errors import OarsError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import SECRET, Object
-from oars.places.kube import names, render
+from oars.places.kube import names, own, render
 from oars.places.kube.beside import CONTROL_TOKEN
 from oars.places.kube.pod import Cluster
+from oars.places.kube.refused import Taken
 from oars.secure.certs import cluster_certificates
 from oars.secure.tokens import new_token
 
@@ -36,11 +37,22 @@ async def ensure_secret(client: Client, cluster: Cluster, owner: Object) -> str:
     except ApiError as error:
         if error.reason != "AlreadyExists":
             raise
-        found = await client.get(SECRET, names.root(cluster.name), cluster.namespace)
-        missing = {key: value for key, value in obj["data"].items() if key not in found.get("data", {})}
-        if missing:
-            found = await client.patch(SECRET, names.root(cluster.name), cluster.namespace, {"data": missing})
+        found = await _found(client, obj, owner)
     return content(found)[CONTROL_TOKEN].decode()
+
+
+async def _found(client: Client, obj: Object, owner: Object) -> Object:
+    """The one that is there, if it is the cluster's own. One that a deleted cluster of the same name left goes when the
+    garbage collector comes to it, and must not be taken for ours."""
+    name, namespace = obj["metadata"]["name"], obj["metadata"]["namespace"]
+    found = await client.get(SECRET, name, namespace)
+    if not own.is_of(found, owner):
+        raise Taken(SECRET.kind, name, namespace)
+    if own.is_left(found, owner):
+        await client.delete(SECRET, name, namespace, uid=found["metadata"]["uid"])
+        return await client.create(obj)
+    missing = {key: value for key, value in obj["data"].items() if key not in found.get("data", {})}
+    return await client.patch(SECRET, name, namespace, {"data": missing}) if missing else found
 
 
 def content(secret: Object) -> dict[str, bytes]:

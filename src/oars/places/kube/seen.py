@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from oars.kube.kinds import Object
@@ -17,6 +17,9 @@ class Seen(Protocol):
     def pods(self) -> list[Object]: ...
 
     def deployments(self) -> list[Object]: ...
+
+    def has(self, kind: str, name: str) -> bool | None:
+        """Whether an object of the cluster is there. None: that kind is not watched."""
 
 
 class Fresh:
@@ -51,29 +54,50 @@ def _version(obj: Object) -> int:
     return int(obj["metadata"]["resourceVersion"])
 
 
+_POD_FIELDS = ("nodeName", "nodeSelector", "tolerations", "overhead")
+_CONTAINER_FIELDS = ("name", "image", "resources", "restartPolicy")  # the last makes an init container a sidecar
+
+
 def trimmed_pod(pod: Object) -> Object:
-    """All that is ever asked of a pod: a cache of thousands shall stay small."""
+    """All that is ever asked of a pod: a cache of thousands shall stay small. What why reads must be among it."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
-    containers = [
-        {key: container[key] for key in ("name", "image", "resources") if key in container}
-        for container in spec.get("containers", ())
-    ]
-    kept_spec = {key: spec[key] for key in ("nodeName", "nodeSelector", "tolerations", "affinity") if key in spec}
+    kept: Object = {key: spec[key] for key in _POD_FIELDS if key in spec}
+    kept["containers"] = _trimmed_containers(spec.get("containers"))
+    if spec.get("initContainers"):
+        kept["initContainers"] = _trimmed_containers(spec["initContainers"])
+    if claims := _claims(spec.get("volumes")):
+        kept["volumes"] = claims
     kept_status = {key: value for key, value in status.items() if key not in ("podIPs", "hostIPs", "qosClass")}
-    return {
-        "metadata": _trimmed_metadata(pod),
-        "spec": {**kept_spec, "containers": containers},
-        "status": kept_status,
-    }
+    return {"metadata": _trimmed_metadata(pod), "spec": kept, "status": kept_status}
+
+
+def _trimmed_containers(containers: Iterable[Object] | None) -> list[Object]:
+    return [{key: each[key] for key in _CONTAINER_FIELDS if key in each} for each in containers or ()]
+
+
+def _claims(volumes: Iterable[Object] | None) -> list[Object]:
+    """Volumes that somebody else has to provide, by name."""
+    claims = [volume["persistentVolumeClaim"] for volume in volumes or () if "persistentVolumeClaim" in volume]
+    return [{"persistentVolumeClaim": {"claimName": claim["claimName"]}} for claim in claims]
 
 
 def trimmed_deployment(deployment: Object) -> Object:
     spec = deployment["spec"]
-    return {
-        "metadata": _trimmed_metadata(deployment),
-        "spec": {"replicas": spec.get("replicas"), "selector": spec["selector"]},
-        "status": deployment.get("status", {}),
-    }
+    kept = {"replicas": spec.get("replicas"), "selector": spec["selector"]}
+    if "progressDeadlineSeconds" in spec:
+        kept["progressDeadlineSeconds"] = spec["progressDeadlineSeconds"]
+    metadata = {**_trimmed_metadata(deployment), "ownerReferences": _owners(deployment)}
+    return {"metadata": metadata, "spec": kept, "status": deployment.get("status", {})}
+
+
+def trimmed_other(obj: Object) -> Object:
+    """All that is asked of a Service, a policy and the like: that it is there, and whose it is."""
+    return {"metadata": {**_trimmed_metadata(obj), "ownerReferences": _owners(obj)}}
+
+
+def _owners(obj: Object) -> list[Object]:
+    owners = obj["metadata"].get("ownerReferences") or ()
+    return [{key: owner[key] for key in ("kind", "name", "uid")} for owner in owners]
 
 
 def _trimmed_metadata(obj: Object) -> Object:

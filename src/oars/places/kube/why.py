@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from oars.model import Cause
 from oars.places.kube import why_creation, why_deaths, why_loss, why_nodes, why_start
 from oars.places.kube.names import Object
-from oars.places.kube.why_deaths import needs_log
+from oars.places.kube.why_deaths import logs_needed
 from oars.places.kube.why_facts import HEAD, Finding, Grade, Snapshot, condition, group, is_leaving, name, role
 from oars.places.kube.why_refusal import refusal
+from oars.places.kube.why_start import all_statuses
 
-__all__ = ["Snapshot", "causes", "needs_log", "refusal"]
+__all__ = ["Snapshot", "all_statuses", "causes", "logs_needed", "refusal"]
 
 
 def causes(snapshot: Snapshot, namespace: str) -> tuple[Cause, ...]:

@@ -38,15 +38,23 @@ def figure(resource: str, value: float) -> str:
 
 
 def asked(pod: Object) -> dict[str, float]:
-    """What the scheduler counts for a pod: its containers together, or the largest init container if that is more."""
+    """What the scheduler counts for a pod: what runs for good, or more if an init container needs more while it runs,
+    beside the sidecars that were started before it."""
     spec = pod["spec"]
     inits = spec.get("initContainers") or ()
-    lasting = [*spec["containers"], *(c for c in inits if c.get("restartPolicy") == "Always")]
-    total = _sum(_requests(container) for container in lasting)
+    total = _sum(map(_requests, [*spec["containers"], *filter(_is_sidecar, inits)]))
+    beside: dict[str, float] = {}
     for container in inits:
-        for resource, value in _requests(container).items():
-            total[resource] = max(total.get(resource, 0.0), value)
+        at_once = _sum([beside, _requests(container)])
+        total |= {resource: max(total.get(resource, 0.0), value) for resource, value in at_once.items()}
+        if _is_sidecar(container):
+            beside = at_once
     return _sum([total, _amounts(spec.get("overhead") or {})])
+
+
+def _is_sidecar(init: Object) -> bool:
+    """It begins as the init containers do and stays."""
+    return init.get("restartPolicy") == "Always"
 
 
 def _requests(container: Object) -> dict[str, float]:

@@ -23,43 +23,50 @@ from oars.places.kube.why_facts import (
     when,
     whose,
 )
-from oars.places.kube.why_logs import Sign, sign
-from oars.places.kube.why_start import all_statuses
+from oars.places.kube.why_logs import sign
+from oars.places.kube.why_start import all_statuses, which
 from oars.plan.decide import CRASH_LOOP
 from oars.plan.why import LINES
 
 PATIENCE = 20.0  # seconds: a member that starts fails its readiness probe for a while, and nobody wants to hear of it
 
 _PROBE = re.compile(r"(Readiness|Liveness|Startup) probe (?:failed|errored)[^:]*: ?(.*)", re.DOTALL)
+_CONTAINER = re.compile(r"\{(.+)\}$")  # in the field that an event is about: spec.containers{worker}
 _NO_LOG = "unable to retrieve container logs"  # the kubelet's, in place of a log that is gone
 _NEVER_RAN = {"StartError", "ContainerCannotRun"}  # there is no log
 
 
-def needs_log(pod: Object) -> bool:
-    """Its container died, and its last lines would help."""
+def logs_needed(pod: Object) -> tuple[str, ...]:
+    """Its containers that died, and whose last lines would help."""
     status = pod.get("status", {})
     if is_leaving(pod) or status.get("phase") == "Succeeded" or status.get("reason"):  # a reason: the node's doing
-        return False
-    deaths = [_death(container) for container in all_statuses(pod)]
-    return any(death and death.get("reason") not in _NEVER_RAN for death in deaths)
+        return ()
+    died = [each for each in all_statuses(pod) if _death(each)]
+    return tuple(each["name"] for each in died if _death(each).get("reason") not in _NEVER_RAN)
 
 
 def findings(snapshot: Snapshot, pod: Object, namespace: str) -> Iterable[Finding]:
-    tail = [line for line in snapshot.log_tails.get(name(pod), ()) if not line.startswith(_NO_LOG)]
-    lines, meaning = tuple(tail[-LINES:]), sign(tail, namespace)
-    probe = _probe(snapshot, pod, lines)
+    probe = _probe(snapshot, pod)
     if probe:
         yield probe
         return
-    for status in all_statuses(pod):
-        death = _death(status)
-        if death:
-            out_of_memory = death.get("reason") == "OOMKilled"
-            yield _out_of_memory(pod, status, lines) if out_of_memory else _died(pod, status, meaning, lines)
-            return
+    died = [status for status in all_statuses(pod) if _death(status)]
+    if died:
+        status = min(died, key=lambda each: bool(each.get("ready")))  # of several, one that is not back
+        tail = _tail(snapshot, pod, status["name"])
+        out_of_memory = _death(status).get("reason") == "OOMKilled"
+        yield _out_of_memory(pod, status, tail) if out_of_memory else _died(pod, status, tail, namespace)
+        return
+    tail = _tail(snapshot, pod, role(pod))
+    meaning = sign(tail, namespace)
     if meaning and meaning.reason and not is_ready(pod):
         text = f"is not ready: {meaning.meaning}" if role(pod) == HEAD else f"cannot join the head: {meaning.meaning}"
-        yield Finding(Grade.DEATH, meaning.reason, text, meaning.todo, lines)
+        yield Finding(Grade.DEATH, meaning.reason, text, meaning.todo, tail[-LINES:])
+
+
+def _tail(snapshot: Snapshot, pod: Object, container: str) -> tuple[str, ...]:
+    known = snapshot.log_tails.get((name(pod), container), ())
+    return tuple(line for line in known if not line.startswith(_NO_LOG))
 
 
 def _death(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,23 +81,30 @@ def _is_back(pod: Object, status: Mapping[str, Any]) -> bool:
     return is_ready(pod) and bool(status.get("ready"))
 
 
-def _out_of_memory(pod: Object, status: Mapping[str, Any], lines: tuple[str, ...]) -> Finding:
+def _out_of_memory(pod: Object, status: Mapping[str, Any], tail: tuple[str, ...]) -> Finding:
     is_back, limit = _is_back(pod, status), _memory_limit(pod, status["name"])
     facts = _facts(pod, status, f"the limit is {limit}" if limit else "")
     text = f"ran out of memory{facts}{' and came back' if is_back else ''}"
-    todo = f"Give {whose(pod)} more `memory`, or less work at a time."
-    return Finding(Grade.PAST if is_back else Grade.DEATH, "OOMKilled", text, todo, lines)
+    todo = f"Give {_which_memory(pod, status['name'])}, or less work at a time."
+    return Finding(Grade.PAST if is_back else Grade.DEATH, "OOMKilled", text, todo, tail[-LINES:])
 
 
-def _died(pod: Object, status: Mapping[str, Any], meaning: Sign | None, lines: tuple[str, ...]) -> Finding:
-    how = _how(_death(status))
+def _which_memory(pod: Object, container: str) -> str:
+    """The description's own field is for the member; the others have theirs in the overlay."""
+    if container == role(pod):
+        return f"{whose(pod)} more `memory`"
+    return f"container {container} more memory in `pod` of {whose(pod)}"
+
+
+def _died(pod: Object, status: Mapping[str, Any], tail: tuple[str, ...], namespace: str) -> Finding:
+    how, meaning, lines = _how(_death(status)), sign(tail, namespace), tail[-LINES:]
     because = f": {meaning.meaning}" if meaning else ""
     if _is_back(pod, status):
         text = f"died{_facts(pod, status, how)}{because} and came back"
         return Finding(Grade.PAST, "Replaced", text, meaning.todo if meaning else "", lines)
-    todo = meaning.todo if meaning else f"Read its log: `oars logs NAME {_member(pod)}`."
+    todo = meaning.todo if meaning else _read_log(pod, status["name"])
     if how.endswith("SIGKILL") and not meaning:  # a child that was killed for memory takes its parent along
-        todo += f" If it goes on, try more `memory` for {whose(pod)}."
+        todo += f" If it goes on, give {_which_memory(pod, status['name'])}."
     deaths = status.get("restartCount", 0) + ("running" not in (status.get("state") or {}))
     if deaths >= CRASH_LOOP or _waits(status) == "CrashLoopBackOff":
         reason, text = "CrashLoop", f"died again and again{_facts(pod, status, f'{deaths} times', how)}{because}"
@@ -112,8 +126,9 @@ def _waits(status: Mapping[str, Any]) -> str:
     return str(((status.get("state") or {}).get("waiting") or {}).get("reason", ""))
 
 
-def _member(pod: Object) -> str:
-    return HEAD if role(pod) == HEAD else name(pod)
+def _read_log(pod: Object, container: str) -> str:
+    member = HEAD if role(pod) == HEAD else name(pod)
+    return f"Read its log: `oars logs NAME {member}{'' if container == role(pod) else f' -c {container}'}`."
 
 
 def _memory_limit(pod: Object, container: str) -> str:
@@ -135,36 +150,40 @@ def _how(death: Mapping[str, Any]) -> str:
 # probes
 
 
-def _probe(snapshot: Snapshot, pod: Object, lines: tuple[str, ...]) -> Finding | None:
+def _probe(snapshot: Snapshot, pod: Object) -> Finding | None:
     """A liveness or startup probe that fails has its container killed; a readiness probe only says not yet."""
     for event in reversed(events_of(snapshot, pod, "Unhealthy")):
         match = _PROBE.match(str(event.get("message", "")))
-        if match is None or not _is_new(pod, event):
+        status = _status_of(pod, event)
+        if match is None or not _still_matters(pod, status, match[1], when(event)):
             continue
         kind, words = match[1].lower(), sentence_end(" ".join(match[2].split())) or "no answer"
-        if kind == "readiness":
-            if is_ready(pod) or seconds_between(_started(pod), when(event)) < PATIENCE:
-                continue
-        elif not any(map(_death, all_statuses(pod))):
-            continue  # it has not had consequences yet
+        container = str(status["name"])
         also = "" if kind == "readiness" else ", and had to be started again"
-        text = f"did not pass the {kind} probe{also}: {words}"
-        todo = f"Read its log: `oars logs NAME {_member(pod)}`."
-        if is_ready(pod):
-            return Finding(Grade.PAST, "Replaced", text, todo, lines, alike=kind)
-        return Finding(Grade.PROBE, "ProbeFails", text, todo, lines, alike=kind)
+        text = f"did not pass the {kind} probe{which(pod, container)}{also}: {words}"
+        todo, lines = _read_log(pod, container), _tail(snapshot, pod, container)[-LINES:]
+        grade, reason = (Grade.PAST, "Replaced") if is_ready(pod) else (Grade.PROBE, "ProbeFails")
+        return Finding(grade, reason, text, todo, lines, alike=f"{container} {kind}")
     return None
 
 
-def _is_new(pod: Object, event: Object) -> bool:
-    """Of this life of the container, or of the one that it ended; older ones are history."""
-    last = [_death(status).get("startedAt", "") for status in all_statuses(pod)]
-    return when(event) >= max([moment for moment in last if moment], default="")
+def _still_matters(pod: Object, status: Mapping[str, Any], kind: str, moment: str) -> bool:
+    """Of this life of the container or of the one that it ended, and not over while something else is wrong."""
+    death, is_back = _death(status), bool(status.get("ready"))
+    if moment < death.get("startedAt", ""):
+        return False
+    if kind == "Readiness":
+        return not is_back and seconds_between(_started(status), moment) >= PATIENCE
+    return bool(death) and (is_ready(pod) or not is_back)  # without a death it has had no consequences yet
 
 
-def _started(pod: Object) -> str:
-    """When the member's own container began to run; empty if it does not."""
-    for status in all_statuses(pod):
-        if status["name"] == role(pod):
-            return str(((status.get("state") or {}).get("running") or {}).get("startedAt", ""))
-    return ""
+def _status_of(pod: Object, event: Object) -> Mapping[str, Any]:
+    """Of the container that an event is about; where it does not say, of the member's own."""
+    about = _CONTAINER.search(str((event.get("involvedObject") or {}).get("fieldPath", "")))
+    container = about[1] if about else role(pod)
+    return next((each for each in all_statuses(pod) if each["name"] == container), {"name": container})
+
+
+def _started(status: Mapping[str, Any]) -> str:
+    """When it began to run; empty if it does not."""
+    return str(((status.get("state") or {}).get("running") or {}).get("startedAt", ""))

@@ -24,7 +24,8 @@ class Snapshot:
     nodes: Sequence[Object] | None = None  # None: not allowed to look
     quotas: Sequence[Object] = ()
     limit_ranges: Sequence[Object] = ()
-    log_tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by pod: last lines of what died
+    # By pod and container: the last lines of what died.
+    log_tails: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
 class Grade(IntEnum):

@@ -10,7 +10,7 @@ from typing import Any
 from oars.base.errors import EngineUnreachable, OarsError
 from oars.kube.client import Client
 from oars.kube.streams import Forwarder
-from oars.model import HEAD, Member, MemberId, Shape
+from oars.model import HEAD, Member, MemberId, Port, Role, Shape
 from oars.places.http import request
 from oars.places.kube import names
 from oars.places.kube.values import head_values, secret_files
@@ -56,6 +56,10 @@ class Reach:
                 self._direct[ip] = False
         return self._direct[ip]
 
+    def doubt(self, ip: str) -> None:
+        """The way that was found no longer leads there, e.g. since a policy holds: it is looked for anew."""
+        self._direct.pop(ip, None)
+
     async def close(self) -> None:
         for forwarder, _ in self._forwards.values():
             await forwarder.close()
@@ -79,12 +83,21 @@ class KubeWire:
 
     @property
     def addresses(self) -> Mapping[MemberId, Mapping[str, str]]:
-        groups = {group.name: group for group in (self._shape.head, *self._shape.workers)}
         return {
-            member.id: {port.name: f"{member.address}:{port.default}" for port in groups[name].process.ports}
+            member.id: {port.name: f"{member.address}:{port.default}" for port in self._ports(member)}
             for member in self._members
-            if (name := member.group.partition("@")[0]) in groups and member.address
+            if member.address
         }
+
+    def _ports(self, member: Member) -> tuple[Port, ...]:
+        """Those of its group. Workers of a group that is no longer described are reached until they are emptied, where
+        the workers of any other group are: an engine's ports are the same in every pod."""
+        if member.role is Role.HEAD:
+            return self._shape.head.process.ports
+        groups = {group.name: group for group in self._shape.workers}
+        others = next(iter(groups.values()), None)
+        group = groups.get(member.group.partition("@")[0], others)
+        return group.process.ports if group else ()
 
     @property
     def incarnations(self) -> Mapping[MemberId, str]:
@@ -119,7 +132,8 @@ class KubeWire:
                 address = await self._reach.address(self._head_pod, head.address, port)
                 return await request(address, path, method, body, headers)
         except (OSError, TimeoutError, ValueError, IndexError, EOFError) as error:
-            raise EngineUnreachable(f"port {port} of the head: {error or type(error).__name__}") from error
+            self._reach.doubt(head.address)
+            raise EngineUnreachable(f"port {port} of the head: {str(error) or 'no answer in time'}") from error
         except EngineUnreachable:
             raise
         except OarsError as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.base.errors import StartFailed
+from oars.base.log import get_logger, pairs
 from oars.places.local.process import describe_exit, identify, send
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -25,6 +26,8 @@ SPAWN_SECONDS = 60.0  # importing an engine on a cold, busy machine takes long
 HISTORY = 1000  # children whose end is remembered
 EXIT_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,6 @@ class Nursery:
         self._next = 0
         self._preloaded: set[str] = set()
         self._children: dict[int, asyncio.Future[str]] = {}  # how each ends, or ended
-        self.failed: dict[str, str] = {}
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
                 [python, str(ZYGOTE), str(theirs.fileno())],
@@ -144,7 +146,8 @@ class Nursery:
         elif "spawned" in message:
             self._hear_spawned(message)
         else:
-            self.failed.update(message["failed"])
+            for module, error in message["failed"].items():  # a member that needs it says so itself
+                log.info(pairs("not preloaded", module=module, error=error))
 
     def _hear_spawned(self, message: dict[str, Any]) -> None:
         future = self._spawned.get(message["spawned"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import glob
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from oars.model import (
 )
 from oars.places.ledger import Book, Entry, locked, read_book, write_book
 from oars.places.local import logs
+from oars.places.local.litter import clear_away
 from oars.places.local.ports import can_be_taken_again, free_ports
 from oars.places.local.process import ExitWatch, Identity, gone, identify, marked, send
 from oars.places.local.starter import Starter
@@ -39,7 +39,6 @@ from oars.places.local.store import ClusterDir, Intent
 from oars.places.local.values import HOST, member_values
 from oars.places.local.wire import Helpers, LocalWire
 from oars.places.report import Report
-from oars.plan.fill import fill
 from oars.spec.status import Status
 
 TAIL_LINES = 20
@@ -59,8 +58,10 @@ class LocalPlace:
         self._head = head
         self._wake = wake
         self._book = read_book(directory.ledger_file)
+        self._litter = {pattern for entry in self._book.entries.values() for pattern in entry.litter}
         self._starter = Starter(directory, intent, environ, wake)
         self._starting: dict[MemberId, asyncio.Task[None]] = {}
+        self._unwanted: set[asyncio.Task[None]] = set()  # removed while they were being started
         self._exits = ExitWatch(wake)
         self._helpers = Helpers(self._start_helper)
         self._report: Report | None = None
@@ -106,6 +107,7 @@ class LocalPlace:
 
     def _enter(self, group: Group, members: list[MemberId]) -> list[Entry]:
         """Write down what is about to be started, with its ports, before anything is."""
+        self._litter.update(group.process.litter)
         with locked(self._dir.path.parent.parent / "ports.lock"):
             claimed = _claimed_ports(self._dir.path.parent)
             entries = []
@@ -145,6 +147,9 @@ class LocalPlace:
         except (OarsError, OSError) as error:
             log.warning(pairs("not started", member=entry.id, error=error))
             entry = replace(entry, exit_reason=f"could not be started ({error})")
+        if self._starting.get(entry.id) is not asyncio.current_task():
+            await self._sweep(entry)  # whoever removed it could not know its pid
+            return
         self._keep(self._book.with_entry(entry))
         del self._starting[entry.id]
         self._wake()
@@ -166,7 +171,8 @@ class LocalPlace:
         """Ask it to end, wait, then end everything that is left of it."""
         starting = self._starting.pop(entry.id, None)
         if starting is not None:
-            starting.cancel()
+            self._unwanted.add(starting)
+            starting.add_done_callback(self._unwanted.discard)
         patience = entry.grace if grace is None else grace
         identity = _identity(entry)
         if identity is not None and patience > 0 and send(identity, getattr(signal, f"SIG{entry.signal}")):
@@ -182,14 +188,8 @@ class LocalPlace:
             found.identity for found in marked(self._intent.mark)
             if found.member == f"{entry.id}:{entry.incarnation}" or found.session == entry.pid
         ]  # fmt: skip
-        for identity in left:
-            send(identity, signal.SIGKILL)
-        if not await gone(left, KILL_SECONDS):
-            log.warning(pairs("processes do not die", member=entry.id))
-        values = {"dir": str(self._dir.members / entry.id), "pid": str(entry.pid or 0), "member": entry.id}
-        for pattern in entry.litter:
-            for path in glob.glob(fill(pattern, values)):
-                _remove_path(Path(path))
+        await _kill(left)
+        clear_away(entry.litter, self._intent.tag(entry.incarnation))
 
     def _sweep_strangers(self) -> None:
         """Started by an earlier keeper that died before it could write them down: nobody else will ever end them."""
@@ -234,7 +234,7 @@ class LocalPlace:
         """Let go; the members stay as they are."""
         self._exits.close()
         self._helpers.close()
-        for task in self._starting.values():
+        for task in (*self._starting.values(), *self._unwanted):
             task.cancel()
         await self._starter.close()
 
@@ -242,9 +242,8 @@ class LocalPlace:
         """The cluster is over: end everything that still carries its mark."""
         await self._starter.close(kill=True)
         left = [found.identity for found in marked(self._intent.mark)]
-        for identity in left:
-            send(identity, signal.SIGKILL)
-        await gone(left, KILL_SECONDS)
+        await _kill(left)
+        clear_away(self._litter, self._intent.tag("*"))
 
 
 def _identity(entry: Entry) -> Identity | None:
@@ -259,8 +258,8 @@ def _claimed_ports(clusters: Path) -> set[int]:
     return claimed
 
 
-def _remove_path(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+async def _kill(left: Sequence[Identity]) -> None:
+    for identity in left:
+        send(identity, signal.SIGKILL)
+    if not await gone(left, KILL_SECONDS):
+        log.warning(pairs("processes do not die", pids=[identity.pid for identity in left]))

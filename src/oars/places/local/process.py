@@ -17,6 +17,7 @@ from pathlib import Path
 
 MARK = "OARS_MARK"
 MEMBER = "OARS_MEMBER"
+TAG = "OARS_TAG"  # with which a process names what it makes outside its directory (Intent.tag)
 CLUSTER = "OARS_CLUSTER_DIR"  # where the cluster it belongs to is kept
 PROC = Path("/proc")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from oars.model import Process
 from oars.places.ledger import Entry
 from oars.places.local.nursery import Launch, Nursery, base_environment
-from oars.places.local.process import CLUSTER, MARK, MEMBER
+from oars.places.local.process import CLUSTER, MARK, MEMBER, TAG
 from oars.places.local.store import ClusterDir, Intent
 from oars.plan.fill import fill, fill_mapping
 
@@ -64,6 +64,7 @@ class Starter:
     def _environment(self, process: Process, entry: Entry, values: Mapping[str, str]) -> dict[str, str]:
         member = f"{entry.id}:{entry.incarnation}"
         marks = {MARK: self._intent.mark, MEMBER: member, CLUSTER: str(self._dir.path)}
+        marks[TAG] = self._intent.tag(entry.incarnation)
         base = base_environment(self._environ, self._intent.python)
         base["PYTHONPATH"] = os.pathsep.join(self._intent.import_path)
         return {**base, "TMPDIR": values["dir"], **fill_mapping(process.env, values), **marks}
@@ -74,7 +75,7 @@ class Starter:
 
     def _nursery(self, process: Process, env: Mapping[str, str]) -> Nursery:
         """The zygote whose imports saw the same environment, as far as it matters at import time."""
-        late = {*process.late_env, MEMBER}
+        late = {*process.late_env, MEMBER, TAG}
         key = tuple(sorted((name, env[name]) for name in process.env if name not in late))
         nursery = self._nurseries.get(key)
         if nursery is None or not nursery.alive:

@@ -39,6 +39,10 @@ class Intent:
     import_path: tuple[str, ...] = ()
     generation: int = 1
 
+    def tag(self, start: object) -> str:
+        """Names what one start of a member leaves outside its directory; short, for paths of sockets are."""
+        return f"{self.mark[:8]}-{start}"
+
 
 class ClusterDir:
     """One cluster's directory."""

@@ -87,7 +87,7 @@ def preload(modules: list[str]) -> dict[str, Any]:
     for module in modules:
         try:
             importlib.import_module(module)  # noqa: TID251 (a script of its own, not part of the package's imports)
-        except Exception as error:  # noqa: BLE001 (whatever an import may raise is told, and the keeper decides)
+        except Exception as error:  # noqa: BLE001 (whatever an import may raise is told)
             failed[module] = f"{type(error).__name__}: {error}"
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, what the children share with us

@@ -1,0 +1,171 @@
+"""NetworkPolicies, enforced. The lab's CNI bridge lets everything through; so what a policy forbids is dropped by
+nftables in the network of the pod itself.
+
+Only what Oars asks for is understood (who may come in, by labels, and to which TCP ports). Anything else in a policy
+is an error: a test must not believe in what nobody enforces.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from lab.api import Object
+from lab.cluster import Lab
+from lab.errors import LabError
+from lab.harm import process_of
+from lab.run import run
+
+TABLE = "inet oars_policies"
+EVERY = 0.3  # seconds
+PATIENCE = 20  # tries to reach a pod that is said to run
+
+
+@dataclass(frozen=True)
+class World:
+    """Who there is."""
+
+    pods: Sequence[Object]
+    namespaces: Sequence[Object]
+    node: str  # the networks of the node itself, which reaches its own pods whatever policies say
+
+    def addresses(self, peer: Object, home: str) -> list[str]:
+        """Of the pods that a policy in `home` means by this."""
+        _only(peer, "podSelector", "namespaceSelector")
+        homes = [home]
+        if "namespaceSelector" in peer:
+            homes = [n["metadata"]["name"] for n in self.namespaces if _selects(peer["namespaceSelector"], n)]
+        meant = [
+            pod for pod in self.pods
+            if pod["metadata"]["namespace"] in homes and _selects(peer.get("podSelector", {}), pod)
+        ]  # fmt: skip
+        return sorted(filter(None, (pod["status"].get("podIP") for pod in meant)))
+
+
+def ruleset(pod: Object, policies: Sequence[Object], world: World) -> str:
+    """For nft, in the pod's network; empty if every one may come in."""
+    home = pod["metadata"]["namespace"]
+    own = [policy for policy in policies if policy["metadata"]["namespace"] == home]
+    mine = [policy["spec"] for policy in own if _selects(policy["spec"]["podSelector"], pod)]
+    if not mine:
+        return ""
+    rules = [line for spec in mine for line in _rules(spec, pod, world)]
+    fixed = ["iif lo accept", "ct state established,related accept", f"ip saddr {{ {world.node} }} accept"]
+    body = "\n".join(f"    {rule}" for rule in [*fixed, *rules, "ip protocol icmp accept", "drop"])
+    chain = f"  chain in {{\n    type filter hook input priority 0\n{body}\n  }}\n"
+    return f"table {TABLE}\ndelete table {TABLE}\ntable {TABLE} {{\n{chain}}}\n"
+
+
+def _rules(spec: Object, pod: Object, world: World) -> Iterator[str]:
+    _only(spec, "podSelector", "policyTypes", "ingress")
+    if spec.get("policyTypes") != ["Ingress"]:
+        raise LabError(f"Only policies for what comes in are enforced, not {spec.get('policyTypes')}.")
+    for rule in spec.get("ingress", ()):
+        _only(rule, "from", "ports")
+        ports = _ports(rule.get("ports", ()), pod)
+        if "from" not in rule:
+            yield f"{ports}accept" if ports else "accept"
+            continue
+        home = pod["metadata"]["namespace"]
+        addresses = sorted({address for peer in rule["from"] for address in world.addresses(peer, home)})
+        if addresses:
+            yield f"ip saddr {{ {', '.join(addresses)} }} {ports}accept"
+
+
+def _ports(ports: Sequence[Object], pod: Object) -> str:
+    numbers = [str(_number(port, pod)) for port in ports]
+    return f"tcp dport {{ {', '.join(numbers)} }} " if numbers else ""
+
+
+def _number(port: Object, pod: Object) -> int:
+    """Of a port that a policy names by its number or as the pod does."""
+    _only(port, "port", "protocol")
+    named = {p.get("name"): p["containerPort"] for c in pod["spec"]["containers"] for p in c.get("ports", ())}
+    number = named.get(port["port"], port["port"])
+    if port.get("protocol", "TCP") != "TCP" or not isinstance(number, int):
+        raise LabError(f"Nobody enforces the port {port} here.")
+    return number
+
+
+def _selects(selector: Object, obj: Object) -> bool:
+    _only(selector, "matchLabels")
+    labels = obj["metadata"].get("labels", {})
+    return all(labels.get(name) == value for name, value in selector.get("matchLabels", {}).items())
+
+
+def _only(block: Object, *known: str) -> None:
+    unknown = sorted(set(block) - set(known))
+    if unknown:
+        raise LabError(f"Nobody enforces {', '.join(unknown)} of a policy here.")
+
+
+class Enforcer:
+    """Brings the rules to the pods, again and again: policies and addresses come and go."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._applied: dict[str, str] = {}
+        self._failed: dict[str, int] = {}
+        self._stop = threading.Event()
+        self.error: LabError | None = None
+
+    def run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.once()
+            except LabError as error:
+                self.error = error
+                return
+            self._stop.wait(EVERY)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def once(self) -> None:
+        get, network = self._lab.api.get, self._lab.network
+        pods = [pod for pod in get("/api/v1/pods")["items"] if _has_network(pod)]
+        world = World(pods, get("/api/v1/namespaces")["items"], f"{network.node}, {_gateway(network.pods)}")
+        policies = get("/apis/networking.k8s.io/v1/networkpolicies")["items"]
+        wanted = {pod["metadata"]["uid"]: ruleset(pod, policies, world) for pod in pods}
+        for uid, rules in wanted.items():
+            if self._applied.get(uid, "") != rules:
+                self._try(uid, rules)
+
+    def _try(self, uid: str, rules: str) -> None:
+        """It may have gone since it was listed; then it is not listed again."""
+        try:
+            inside = ["nsenter", "-t", process_of(self._lab, uid), "-n", "nft"]
+            run([*inside, "-f", "-"], text=rules or f"table {TABLE}\ndelete table {TABLE}\n")
+        except LabError:
+            self._failed[uid] = self._failed.get(uid, 0) + 1
+            if self._failed[uid] > PATIENCE:
+                raise
+        else:
+            self._applied[uid] = rules
+            self._failed.pop(uid, None)
+
+
+def _has_network(pod: Object) -> bool:
+    running = pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+    return running and "podIP" in pod["status"]
+
+
+def _gateway(pods: str) -> str:
+    """The node's own address on the bridge: the first of the range, from where its kubelet asks."""
+    first, _, _ = pods.partition("/")
+    return f"{first.rpartition('.')[0]}.1"
+
+
+@contextmanager
+def enforced(lab: Lab) -> Iterator[None]:
+    """Policies hold from a moment after they are made."""
+    enforcer = Enforcer(lab)
+    thread = threading.Thread(target=enforcer.run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        enforcer.stop()
+        thread.join(30)
+    if enforcer.error is not None:
+        raise enforcer.error

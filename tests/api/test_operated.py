@@ -1,0 +1,155 @@
+"""Clusters of an operator as clients see them: found, changed as described, forced, and removed with nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.wait import until
+from tests.api.stage import Operator, Stage, group, resource
+from tests.api.test_direct import at_home as any_home
+from tests.api.test_direct import play, ready
+from tests.api.test_rbac_modes import account, kubeconfig_of, may
+
+from oars.base.errors import UsageError
+from oars.client import operated
+from oars.client.home import Making
+from oars.operator import crd, rbac
+from oars.operator.rbac import Subject
+from oars.places.kube import names
+from oars.places.kube.root import FORCE
+from oars.spec.cluster import ClusterSpec
+from oars.spec.load import build
+
+Operators = Callable[..., Operator]
+DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd.NAME}"
+
+
+at_home = partial(any_home, mode="operator")
+
+
+def described(replicas: int = 2, **spec: Any) -> ClusterSpec:
+    return build({**resource("demo", group(replicas=replicas))["spec"], **spec, "place": "kubernetes"}).spec
+
+
+def test_a_user_with_the_rights_that_are_printed(
+    stage: Stage, operators: Operators, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    operators()
+    account(stage, "ann")
+    namespace = stage.kube.namespace
+    stage.kube.apply(*rbac.user_role(namespace, Subject("ServiceAccount", "ann", namespace)))
+    until("she has her rights", lambda: may(stage, "ann", "list", "pods"))
+    assert not may(stage, "ann", "list", "configmaps")
+
+    async def story() -> None:
+        async with at_home(stage, kubeconfig_of(stage, "ann", tmp_path / "config")) as home:
+            assert await home.names() == []
+            await home.create("demo", described(), Making(tied=False, progress=lambda _: None))
+            await ready(home, 2)
+            await home.scale("demo", 3, None)
+            await ready(home, 3)
+            assert await home.names() == ["demo"]
+            # Kubernetes looks for new kinds to collect once in half a minute, and she may not end pods herself.
+            assert await home.stop("demo", wait=60)
+
+    with caplog.at_level(logging.INFO, "oars"):
+        play(story())
+    until("nothing is left", lambda: not stage.left("demo"))
+
+
+def test_what_a_description_no_longer_says_is_gone_at_any_depth(stage: Stage) -> None:
+    async def story() -> None:
+        async with at_home(stage) as home:
+            head = {**resource("demo")["spec"]["head"], "env": {"A": "1", "B": "2"}}
+            before = described(head=head, expose={"host": "a.example.org"}, env={"C": "3"})
+            await home.create("demo", before, Making(tied=False, progress=lambda _: None))
+            after = described(head={**head, "env": {"B": "2"}})
+            await home.change("demo", after)
+            found = await home.spec("demo")
+            assert found.model_copy(update={"replicas": None}) == after
+
+    play(story())
+
+
+def test_what_is_asked_again_by_force_is_forced_and_nothing_later(stage: Stage) -> None:
+    async def story() -> None:
+        async with at_home(stage) as home:
+            await home.create("demo", described(3), Making(tied=False, progress=lambda _: None))
+            await home.scale("demo", 1, None)
+            generation = await home.generation("demo")
+            await home.scale("demo", 1, None, force=True)
+            resource_now = await operated.get(home.client, "demo", home.namespace)
+            assert await home.generation("demo") == generation
+            assert resource_now["metadata"]["annotations"][FORCE] == str(generation)
+            await home.scale("demo", 0, None)
+            later = await operated.get(home.client, "demo", home.namespace)
+            assert FORCE not in later["metadata"].get("annotations", {})
+
+    play(story())
+
+
+def test_kubectl_and_autoscalers_find_its_number(stage: Stage) -> None:
+    async def story() -> None:
+        async with at_home(stage) as home:
+            await home.create("demo", described(3), Making(tied=False, progress=lambda _: None))
+            assert stage.kube.kubectl(
+                "get", "--raw", f"{stage.kube.path(crd.PLURAL, 'apis/oars.dev/v1alpha1')}/demo/scale"
+            )
+            stage.kube.kubectl("scale", "computecluster/demo", "--replicas=5")
+            assert (await home.spec("demo")).workers[0].replicas == 5
+            await home.scale("demo", 2, None)
+            assert (await home.spec("demo")).workers[0].replicas == 2
+
+    play(story())
+
+
+def test_a_namespace_that_others_share_is_not_deleted(stage: Stage) -> None:
+    """Even if a description that says otherwise was written into it."""
+    stage.create(resource("demo", namespace={"create": True}))
+
+    async def story() -> None:
+        async with at_home(stage) as home:
+            assert await home.stop("demo", wait=10)
+
+    play(story())
+    found = stage.kube.api.get(f"/api/v1/namespaces/{stage.kube.namespace}")
+    assert not found["metadata"].get("deletionTimestamp")
+
+
+@pytest.fixture
+def home_of_operator(stage: Stage) -> Iterator[Callable[[str | None], None]]:
+    """Set what the definition says of where its operator lives."""
+
+    def say(namespace: str | None) -> None:
+        stage.kube.api.patch(DEFINITION, {"metadata": {"annotations": {names.OPERATOR_HOME: namespace}}})
+
+    yield say
+    say(None)
+
+
+def test_an_operator_is_found_wherever_it_was_installed(
+    stage: Stage, operators: Operators, home_of_operator: Callable[[str | None], None]
+) -> None:
+    operators()
+
+    async def mode() -> str:
+        async with at_home(stage) as home:
+            return await operated.find_mode(home.client, home.namespace)
+
+    assert asyncio.run(mode()) == "direct"  # it leads in a namespace where nobody looks
+    home_of_operator(stage.kube.namespace)
+    assert asyncio.run(mode()) == "operator"
+
+    async def elsewhere() -> str:
+        async with at_home(stage) as home:
+            with pytest.raises(UsageError, match=f"does not watch the namespace 'default': only {home.namespace}"):
+                await operated.check_watched(home.client, "default")
+            return await operated.find_mode(home.client, "default")
+
+    assert asyncio.run(elsewhere()) == "direct"  # it watches one namespace

@@ -1,0 +1,57 @@
+"""What an operator says of itself on its pages: whether it is well, whether it leads, and how its passes go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lab.faultproxy import FaultProxy
+from lab.faults import Answer, Pass, Rule
+from lab.wait import until
+from tests.api.stage import Operator, Stage, holder, resource
+
+Operators = Callable[..., Operator]
+Proxies = Callable[..., FaultProxy]
+PASSES = 'oars_reconcile_total{result="ok"}'
+FAILED = 'oars_reconcile_total{result="error"}'
+
+
+def test_one_that_cannot_see_all_lives_but_is_not_ready(
+    stage: Stage, operators: Operators, fault_proxy: Proxies
+) -> None:
+    """Though it holds the Lease: it works when everything has been listed once."""
+    proxy = fault_proxy([Rule(Pass(), resource="leases"), Rule(Answer(500), verb="list", resource="deployments")])
+    operator = operators(proxy.kubeconfig)
+    assert operator.page("/healthz") == (200, "ok\n")
+    assert operator.page("/readyz") == (503, "not yet\n")
+    assert operator.metrics()["oars_leading"] == 0
+    proxy.script.rules = []
+    until("it is ready", lambda: operator.page("/readyz")[0] == 200, 60)
+    until("it leads", lambda: operator.metrics()["oars_leading"] == 1)
+    assert operator.page("/healthz")[0] == 200
+    assert operator.page("/elsewhere")[0] == 404
+
+
+def test_passes_are_counted_and_timed_where_the_work_is_done(stage: Stage, operators: Operators) -> None:
+    leader = operators(identity="leader")
+    spare = operators(identity="spare", leads=False)
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    until("its last pass is over", lambda: leader.metrics()["oars_queue_depth"] == 0)
+    found = leader.metrics()
+    assert found["oars_leading"] == 1
+    assert 1 <= found[PASSES] < 200, "many changes are one pass"
+    assert found[FAILED] == 0
+    assert found["oars_reconcile_seconds_count"] == found[PASSES]
+    assert 0 < found["oars_reconcile_seconds_sum"] < 30
+    buckets = [count for name, count in found.items() if name.startswith("oars_reconcile_seconds_bucket")]
+    assert buckets == sorted(buckets) and buckets[-1] == found["oars_reconcile_seconds_count"]
+    assert found["process_resident_memory_bytes"] > 2**20 and found["process_cpu_seconds_total"] > 0
+
+    until("the other knows all", lambda: spare.page("/readyz")[0] == 200, 30)
+    waiting = spare.metrics()
+    assert (waiting["oars_leading"], waiting[PASSES], waiting["oars_queue_depth"]) == (0, 0, 0)
+    leader.stop()
+    until("the other leads", lambda: holder(stage.kube).startswith("spare-"), 30)
+    until("it has looked after the cluster", lambda: spare.metrics()[PASSES] > 0)
+    assert spare.metrics()["oars_leading"] == 1
+    assert leader.page("/healthz") == (0, "")

@@ -1,0 +1,83 @@
+"""Another version of the operator takes over clusters that run: what nobody asked to replace stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.api.stage import Operator, Stage, group, resource
+
+from oars.places.kube import names
+
+Operators = Callable[..., Operator]
+
+# Started with every Python that finds it: an Oars that says other things of the same pods.
+ANOTHER = """
+from oars.base import version
+version.VERSION = "another"
+from oars.places.kube import pod
+pod.NO_PRIVILEGES["readOnlyRootFilesystem"] = False
+"""
+
+
+@pytest.fixture
+def upgraded(stage: Stage, operators: Operators, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
+    """A cluster of 1 + 3, made by this version and now looked after by another."""
+    first = operators()
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    first.stop()
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
+    operators(identity="two")
+    return stage
+
+
+def is_of_another(stage: Stage, pod: str) -> bool:
+    found = stage.kube.api.get(stage.kube.path(f"pods/{pod}"))
+    return "readOnlyRootFilesystem" in found["spec"]["containers"][0]["securityContext"]
+
+
+def heads(stage: Stage) -> list[str]:
+    return [pod["metadata"]["name"] for pod in stage.pods("demo", "head")]
+
+
+def test_numbers_change_and_pods_stay(upgraded: Stage) -> None:
+    before, head = upgraded.workers("demo"), heads(upgraded)
+    upgraded.edit("demo", {"replicas": 5})
+    assert upgraded.await_ready("demo")["ready"] == "5/5"
+    assert before < upgraded.workers("demo")
+    upgraded.edit("demo", {"replicas": 2})
+    upgraded.until("demo", "has two workers", lambda: len(upgraded.pods("demo", "worker")) == 2)
+    assert heads(upgraded) == head
+    assert len(upgraded.deployments("demo")) == 2
+
+
+def test_what_is_changed_is_replaced_and_nothing_else(upgraded: Stage) -> None:
+    before, head = upgraded.workers("demo"), heads(upgraded)
+    upgraded.edit("demo", {"workers": [group(replicas=3, env={"A": "b"}), group("big", 1)]})
+    upgraded.until("demo", "has other workers", lambda: not before & upgraded.workers("demo"))
+    upgraded.await_ready("demo")
+    assert all(is_of_another(upgraded, worker) for worker in upgraded.workers("demo"))
+    assert heads(upgraded) == head and not is_of_another(upgraded, head[0])
+    upgraded.edit("demo", {"head": {"env": {"A": "b"}}})
+    upgraded.until("demo", "has another head", lambda: set(heads(upgraded)) - set(head))
+    assert all(is_of_another(upgraded, name) for name in set(heads(upgraded)) - set(head))
+
+
+def test_a_lost_head_gets_workers_of_the_new_version(upgraded: Stage) -> None:
+    before, head = upgraded.workers("demo"), heads(upgraded)
+    upgraded.kube.api.delete(upgraded.kube.path(f"pods/{head[0]}"))
+
+    def replaced() -> bool:
+        """With one look: the old ones go all at once, before there are others."""
+        found = upgraded.workers("demo")
+        return len(found) == 3 and not before & found
+
+    upgraded.until("demo", "has other workers", replaced)
+    upgraded.await_ready("demo")
+    assert all(is_of_another(upgraded, worker) for worker in upgraded.workers("demo"))
+    stamps = {pod["metadata"].get("annotations", {}).get(names.HEAD_SEEN) for pod in upgraded.pods("demo", "worker")}
+    assert stamps == {"1"}

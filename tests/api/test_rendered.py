@@ -1,0 +1,73 @@
+"""Rendered manifests and the API server: what it takes, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lab.api import Object
+from lab.errors import LabError
+from lab.kube import Kube
+
+OARS = str(Path(sys.executable).with_name("oars"))
+OVERLAY = {
+    "metadata": {"annotations": {"team": "a"}},
+    "spec": {
+        "serviceAccount": "default",
+        "containers": [{"name": "head", "securityContext": {"capabilities": {"drop": []}}}],
+    },
+}
+
+
+def rendered(kube: Kube, engine: str, *more: str, **spec: Any) -> str:
+    described = {"apiVersion": "oars.dev/v1alpha1", "kind": "ComputeCluster", "metadata": {"name": "demo"}}
+    text = yaml.safe_dump({**described, "spec": {"engine": engine, "image": "team/it:1", **spec}})
+    words = [OARS, "render", "-f", "-", "-n", kube.namespace, *more]
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60, input=text).stdout
+
+
+def deployment(kube: Kube, name: str) -> Object:
+    return kube.api.get(f"{kube.path('deployments', 'apis/apps/v1')}/{name}")
+
+
+def secret(kube: Kube) -> Object:
+    return kube.api.get(f"{kube.path('secrets')}/demo-oars")
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+def test_what_users_say_gets_there_and_the_same_again_changes_no_pod(kube_api: Kube, engine: str) -> None:
+    env = {"PATH_X": "$(HOME)/bin", "TEXT": "$$(host)"}
+    text = rendered(kube_api, engine, "--secrets", "inline", env=env, head={"pod": OVERLAY})
+    kube_api.kubectl("apply", "-f", "-", text=text)
+    template = deployment(kube_api, "demo-head")["spec"]["template"]
+    container = template["spec"]["containers"][0]
+    assert env.items() <= {entry["name"]: entry.get("value") for entry in container["env"]}.items()
+    assert not container["securityContext"]["capabilities"].get("drop")
+    assert template["spec"]["serviceAccountName"] == "default"
+    before = [deployment(kube_api, name)["metadata"]["generation"] for name in ("demo-head", "demo-worker")]
+    kube_api.kubectl("apply", "-f", "-", text=text)
+    after = [deployment(kube_api, name)["metadata"]["generation"] for name in ("demo-head", "demo-worker")]
+    assert before == after
+
+
+@pytest.mark.parametrize("secrets", ["inline", "only"])
+def test_other_secrets_than_those_of_a_cluster_that_runs_are_refused(kube_api: Kube, secrets: str) -> None:
+    kube_api.kubectl("apply", "-f", "-", text=rendered(kube_api, "ray", "--secrets", secrets))
+    before = secret(kube_api)["data"]
+    with pytest.raises(LabError, match="immutable"):
+        kube_api.kubectl("apply", "-f", "-", text=rendered(kube_api, "ray", "--secrets", secrets))
+    assert secret(kube_api)["data"] == before
+    kube_api.kubectl("apply", "-f", "-", text=rendered(kube_api, "ray", workers=5))
+    assert deployment(kube_api, "demo-worker")["spec"]["replicas"] == 5
+
+
+def test_another_file_is_another_template(kube_api: Kube) -> None:
+    for number, word in ((1, "created"), (1, "unchanged"), (2, "configured")):
+        text = rendered(kube_api, "mars", mars={"config": {"a": number}})
+        said = kube_api.kubectl("apply", "-f", "-", text=text)
+        for name in ("demo-head", "demo-worker"):
+            assert f"deployment.apps/{name} {word}" in said, said

@@ -1,0 +1,107 @@
+"""A description as a ComputeCluster has it, and what makes one the other."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from oars.base.errors import SpecError, UsageError
+from oars.client import operated
+from oars.kube.client import Client, Listing
+from oars.kube.errors import ApiError
+from oars.kube.kinds import CRD, LEASE, Kind, Object
+from oars.places.kube import names
+from oars.spec.load import build
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "patch"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": None}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2}}, {"a": {"b": None}}),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}, "d": {"e": 1}}}, {"a": {"d": {"e": 1}}}),
+        ({"a": [1, 2]}, {"a": [2]}, {"a": [2]}),
+        ({"a": {"b": 1}}, {"a": [1]}, {"a": [1]}),
+    ],
+)
+def test_a_merge_patch_says_what_is_gone(before: Any, after: Any, patch: Any) -> None:
+    assert operated.merge_patch(before, after) == patch
+
+
+def test_where_it_is_need_not_be_said() -> None:
+    spec = build({"engine": "dask", "workers": 2, "namespace": {"name": "team"}}).spec
+    assert operated._said("demo", spec, "team") == operated._said(
+        "demo", build({"engine": "dask", "workers": 2}).spec, ""
+    )
+    assert operated._said("demo", spec, "other")["namespace"] == {"name": "team"}
+
+
+def test_the_first_groups_number_is_the_clusters() -> None:
+    said = operated._said("demo", build({"engine": "dask", "workers": 2}).spec, "team")
+    assert said["replicas"] == 2
+    assert "replicas" not in said["workers"][0]
+    assert build(said).spec.workers[0].replicas == 2
+
+
+class Server:
+    """Has an operator somewhere, if it has one, that watches some namespaces. `hidden`: what may not be read."""
+
+    def __init__(self, *, leads: bool = True, watches: str | None = None, hidden: tuple[Kind, ...] = ()) -> None:
+        self.leads, self.watches, self.hidden = leads, watches, hidden
+
+    async def list(self, kind: Kind, namespace: str | None, **_: Any) -> Listing:
+        return Listing([], "1")
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        if kind in self.hidden:
+            raise ApiError(403, {"reason": "Forbidden"})
+        if kind is CRD:
+            return {"metadata": {"annotations": {names.OPERATOR_HOME: "elsewhere"}}}
+        assert kind is LEASE and namespace == ("oars-system" if CRD in self.hidden else "elsewhere")
+        if not self.leads:
+            raise ApiError(404, {"reason": "NotFound"})
+        said = {} if self.watches is None else {names.OPERATOR_WATCHES: self.watches}
+        renewed = datetime.now(UTC).isoformat()
+        spec = {"holderIdentity": "one", "renewTime": renewed, "leaseDurationSeconds": 15}
+        return {"metadata": {"resourceVersion": "1", "annotations": said}, "spec": spec}
+
+
+WATCHED = [
+    (Server(), "operator"),
+    (Server(watches=""), "operator"),
+    (Server(watches="team"), "operator"),
+    (Server(watches="a,team,b"), "operator"),
+    (Server(watches="team-a"), "direct"),
+    (Server(watches="a,b"), "direct"),
+    (Server(leads=False), "direct"),
+    (Server(hidden=(CRD,), watches="team"), "operator"),
+    (Server(hidden=(LEASE,)), "operator"),
+]
+
+
+@pytest.mark.parametrize(("server", "mode"), WATCHED)
+def test_an_operator_is_chosen_where_it_looks(server: Server, mode: str) -> None:
+    assert asyncio.run(operated.find_mode(cast(Client, server), "team")) == mode
+
+
+@pytest.mark.parametrize(("server", "mode"), WATCHED)
+def test_whoever_insists_on_one_that_looks_elsewhere_hears_so(server: Server, mode: str) -> None:
+    check = operated.check_watched(cast(Client, server), "team")
+    if mode == "operator" or not server.leads:
+        asyncio.run(check)
+        return
+    with pytest.raises(UsageError, match=r"does not watch the namespace 'team': only (a, b|team-a)\.") as told:
+        asyncio.run(check)
+    assert "--mode direct" in told.value.hint
+
+
+def test_a_wrong_description_of_others_is_told_as_theirs() -> None:
+    with pytest.raises(SpecError) as told:
+        operated.read("demo", {"engine": "dask", "head": {"memory": "much"}})
+    assert told.value.message.startswith("The description of 'demo' that Kubernetes holds is wrong: ")
+    assert "kubectl" in told.value.hint
+    assert operated.read("demo", {"engine": "dask"}).place == "kubernetes"

@@ -1,0 +1,138 @@
+"""Who leads, as somebody sees it who only looks; and what a leader writes besides its name."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from oars.kube.client import Client
+from oars.kube.errors import ApiError
+from oars.kube.kinds import Kind, Object
+from oars.kube.lease import Elector, held, holder
+
+DURATION = 1
+RENEWALS = DURATION / 3  # as an Elector has them
+
+
+class Server:
+    """With a Lease whose leader renews it until some time, by a clock that is wrong by so many seconds."""
+
+    def __init__(self, *, wrong: float = 0.0, silent_for: float = 0.0, alive: bool = True, leader: str = "one") -> None:
+        self.wrong, self.silent_for, self.alive, self.leader = wrong, silent_for, alive, leader
+        self.begun = time.monotonic()
+        self.looks = 0
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        self.looks += 1
+        renewals = int((time.monotonic() - self.begun) / RENEWALS) if self.alive else 0
+        moment = datetime.now(UTC) + timedelta(seconds=self.wrong - self.silent_for)
+        spec = {"holderIdentity": self.leader, "renewTime": moment.isoformat(), "leaseDurationSeconds": DURATION}
+        return {"metadata": {"resourceVersion": str(renewals)}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("server", "leader", "at_once"),
+    [
+        (lambda: Server(), "one", True),
+        (lambda: Server(wrong=-3600), "one", False),
+        (lambda: Server(wrong=3600), "one", False),
+        (lambda: Server(alive=False, silent_for=60), None, False),
+        (lambda: Server(alive=False, silent_for=60, wrong=3600), None, False),
+        (lambda: Server(alive=False, leader=""), None, True),
+    ],
+)
+def test_whoever_renews_leads_whatever_the_clocks_say(
+    server: Callable[[], Server], leader: str | None, at_once: bool
+) -> None:
+    made = server()
+    assert asyncio.run(holder(cast(Client, made), "n", "l")) == leader
+    assert (made.looks == 1) is at_once
+    assert time.monotonic() - made.begun < DURATION
+
+
+def test_no_lease_is_nobody() -> None:
+    class Empty:
+        async def get(self, *_: object) -> Object:
+            raise ApiError(404, {"reason": "NotFound"})
+
+    assert asyncio.run(held(cast(Client, Empty()), "n", "l")) is None
+
+
+def test_what_a_leader_says_of_itself_stands_in_the_lease() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            metadata = {"name": "l", "resourceVersion": "1", "annotations": {"a": "b"}}
+            self.lease: Object = {"metadata": metadata, "spec": {}}
+
+        async def get(self, *_: object) -> Object:
+            return self.lease
+
+        async def replace(self, lease: Object) -> Object:
+            self.lease = lease
+            return lease
+
+    async def body() -> None:
+        kept = Kept()
+        elector = Elector(cast(Client, kept), "n", "l", "one")
+        await elector.lead()
+        assert kept.lease["metadata"]["annotations"] == {"a": "b"}
+        elector.about = {"annotations": {"mine": "1"}}
+        await elector.release()
+        assert kept.lease["metadata"]["annotations"] == {"a": "b", "mine": "1"}, "with the last word at the latest"
+        assert kept.lease["spec"]["holderIdentity"] == ""
+
+    asyncio.run(body())
+
+
+ABOUT: dict[str, Any] = {"labels": {"of": "demo"}, "ownerReferences": [{"uid": "now"}]}
+LEFT: Object = {
+    "metadata": {"name": "l", "namespace": "n", "resourceVersion": "7", "ownerReferences": [{"uid": "before"}]},
+    "spec": {"holderIdentity": ""},
+}
+
+
+class Holding:
+    """Holds one Lease, or none."""
+
+    def __init__(self, lease: Object | None) -> None:
+        self.lease = lease
+
+    async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+        if self.lease is None:
+            raise ApiError(404, {})
+        return self.lease
+
+    async def create(self, obj: Object) -> Object:
+        assert self.lease is None
+        self.lease = {**obj, "metadata": {**obj["metadata"], "resourceVersion": "1"}}
+        return self.lease
+
+    async def replace(self, obj: Object) -> Object:
+        assert self.lease is not None
+        assert obj["metadata"]["resourceVersion"] == self.lease["metadata"]["resourceVersion"]
+        self.lease = obj
+        return obj
+
+
+@pytest.mark.parametrize("found", [None, LEFT], ids=["none is there", "one is left of a cluster before"])
+def test_it_goes_with_its_owner(found: Object | None) -> None:
+    """One that is made anew while we lead, too: somebody, or the garbage collector, may have deleted the first."""
+
+    async def body() -> Object | None:
+        server = Holding(found)
+        elector = Elector(cast(Client, server), "n", "l", "me")
+        elector.about = ABOUT
+        assert await elector.lead()
+        await elector.release()
+        return server.lease
+
+    lease = asyncio.run(body())
+    assert lease is not None
+    metadata = lease["metadata"]
+    assert {key: metadata[key] for key in ABOUT} == ABOUT
+    assert (metadata["name"], metadata["namespace"]) == ("l", "n")

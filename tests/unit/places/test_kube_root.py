@@ -1,0 +1,63 @@
+"""The root of an operator's cluster: what is added to it when all is well."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from oars.kube.client import Client
+from oars.kube.errors import ApiError
+from oars.kube.kinds import Kind
+from oars.places.kube import counted
+from oars.places.kube.root import ClusterRoot
+from tests.unit.places.test_kube_counted import Object, resource
+
+
+class Server:
+    """Takes patches of the spec, or refuses them."""
+
+    def __init__(self, refusal: int = 0) -> None:
+        self.patches: list[Object] = []
+        self.refusal = refusal
+
+    async def patch(self, kind: Kind, name: str, namespace: str, body: Object) -> Object:
+        self.patches.append(body)
+        if self.refusal:
+            raise ApiError(self.refusal, {})
+        return {}
+
+
+def root(server: Server, found: Object) -> ClusterRoot:
+    found["metadata"]["uid"] = "u"
+    return ClusterRoot(cast(Client, server), found)
+
+
+def test_autoscalers_find_the_number_when_all_is_well() -> None:
+    server = Server()
+    one = root(server, resource(None, 3))
+    asyncio.run(one.settle())
+    asyncio.run(one.settle())  # the watches have not brought our own write yet
+    (patch,) = server.patches
+    assert patch["spec"] == {"replicas": 3} and patch["metadata"]["annotations"] == {counted.SAID: "default=3"}
+
+
+@pytest.mark.parametrize(("refusal", "tries"), [(409, 2), (404, 2)])
+def test_a_write_of_somebody_else_comes_first(refusal: int, tries: int) -> None:
+    server = Server(refusal)
+    one = root(server, resource(None, 3))
+    for _ in range(tries):
+        asyncio.run(one.settle())
+    assert len(server.patches) == tries
+
+
+def test_other_refusals_are_told() -> None:
+    with pytest.raises(ApiError):
+        asyncio.run(root(Server(403), resource(None, 3)).settle())
+
+
+def test_what_agrees_is_left_alone() -> None:
+    server: Any = Server()
+    asyncio.run(root(server, resource(5, 3, "default=3")).settle())
+    assert server.patches == []
