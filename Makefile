@@ -35,10 +35,10 @@ envs: setup ## build the engine environments that the tests use and .venv lacks
 	$(BIN)/oars env build --engine mars --set mars.distribution=pymars
 
 contract: envs ## each engine and each place against the contracts of oars.testing
-	$(BIN)/pytest tests/contract
+	$(BIN)/python tests/twice.py tests/contract
 
 live: envs ## real engines as processes
-	$(BIN)/pytest tests/live
+	$(BIN)/python tests/twice.py tests/live
 
 lab: setup ## a real Kubernetes on this machine, for tests (as root; the first time takes a quarter of an hour)
 	$(BIN)/python -m lab up
@@ -47,13 +47,13 @@ lab-build: setup ## what the lab is made of, once (a test would not have the tim
 	$(BIN)/python -m lab build
 
 lab-test: lab-build ## the lab's own tests
-	$(BIN)/python -m pytest -p lab.fixtures tests/lab
+	$(BIN)/python tests/twice.py tests/lab -p lab.fixtures
 
 api: lab-build ## Kubernetes' control plane: the client, the operator, played pods
-	$(BIN)/python -m pytest -p lab.fixtures tests/api
+	$(BIN)/python tests/twice.py tests/api -p lab.fixtures
 
 e2e: lab-build envs ## real pods of every engine, in every mode
-	$(BIN)/python -m pytest -p lab.fixtures tests/e2e
+	$(BIN)/python tests/twice.py tests/e2e -p lab.fixtures
 
 # Three lines of tests side by side, for each waits a lot; two of them on a Kubernetes of their own, as the tests of the
 # API take theirs away now and then. What those two say, checks and unit tests before them, is kept for the end, where it
@@ -67,8 +67,8 @@ test: setup ## set up and run every test
 
 lab-and-api: export OARS_LAB_DIR = $(CURDIR)/.lab
 lab-and-api: lab-build
-	$(BIN)/python -m pytest -p lab.fixtures tests/lab
-	$(BIN)/python -m pytest -p lab.fixtures tests/api
+	$(BIN)/python tests/twice.py tests/lab -p lab.fixtures
+	$(BIN)/python tests/twice.py tests/api -p lab.fixtures
 
 bench: setup ## speed against what the engines' users have today; writes bench/results/*.json
 	$(BIN)/python -m bench

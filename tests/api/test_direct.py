@@ -18,6 +18,7 @@ from oars.base.errors import NameInUse, SpecError
 from oars.client.home import Making
 from oars.client.homes import Where, kube_home
 from oars.client.kubernetes import KubeHome
+from oars.places.kube import around, seen
 from oars.spec.load import build
 from oars.spec.status import Phase, Status
 
@@ -61,7 +62,9 @@ def play(story: Awaitable[None]) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_life(tied: bool, stage: Stage, fault_proxy: Proxies) -> None:
+def test_a_life(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (around, seen):  # where watches lag nothing is asked for twice, so that writes can be counted
+        monkeypatch.setattr(module, "CATCH_UP", 60.0)
     proxy = fault_proxy()
 
     async def story() -> None:
@@ -137,7 +140,7 @@ def test_another_client_sees_it_and_takes_over(stage: Stage) -> None:
             # The first has gone in good order and left the cluster.
             await second.scale("demo", 4, None)
             await ready(second, 4)
-            assert await second.stop("demo", wait=30)
+            assert await second.stop("demo", wait=90)
 
     play(story())
 
@@ -163,6 +166,6 @@ def test_bad_weather_delays_and_nothing_more(weather: str, stage: Stage, fault_p
             proxy.script.rules = []  # what the user himself asks for would be told, not tried again
             await home.scale("demo", 1, None)
             await ready(home, 1, 60)
-            assert await home.stop("demo", wait=30)
+            assert await home.stop("demo", wait=90)
 
     play(story())

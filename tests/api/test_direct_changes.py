@@ -28,7 +28,7 @@ def test_of_two_that_scale_at_once_none_is_lost(stage: Stage) -> None:
                 assert [group.replicas for group in (await first.spec("demo")).workers] == [number, number]
             assert await first.generation("demo") == 11
             await ready(first, 12)
-            assert await first.stop("demo", wait=30)
+            assert await first.stop("demo", wait=90)
 
     play(story())
 
@@ -49,10 +49,10 @@ def test_another_patience_leaves_the_head_alone(stage: Stage) -> None:
             lifetime = spec.lifetime.model_copy(update={"orphaned": 600.0})
             await home.change("demo", spec.model_copy(update={"lifetime": lifetime}))
             await ready(home, 1)
-            await asyncio.to_thread(until, "the Lease says so", lambda: patience() == "600", 15)
+            await asyncio.to_thread(until, "the Lease says so", lambda: patience() == "600")
             after = stage.deployments("demo")[names.head("demo")]["metadata"]
             assert (after["uid"], after["generation"]) == (before["uid"], before["generation"])
-            assert await home.stop("demo", wait=30)
+            assert await home.stop("demo", wait=90)
 
     play(story())
 
@@ -75,10 +75,10 @@ def test_a_namespace_of_its_own(stage: Stage) -> None:
             assert await home.names() == []
         finally:
             await home.close()
-        assert await down._stop("demo", where, 30) is None
+        assert await down._stop("demo", where, 90) is None
 
     play(story())
-    until("its namespace is gone", lambda: _is_gone(stage, own), 60)
+    until("its namespace is gone", lambda: _is_gone(stage, own), 180)
     stage_is_empty(stage)
 
 

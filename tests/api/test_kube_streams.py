@@ -63,7 +63,7 @@ async def main():
 asyncio.run(main())
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def container(kube: Kube, command: list[str] | None = None, **more: Any) -> Object:
@@ -94,7 +94,7 @@ def client(kube: Kube) -> Client:
     return Client(load({}, kubeconfig=kube.kubeconfig, namespace=kube.namespace))
 
 
-def go(work: Coroutine[Any, Any, None], seconds: float = 200) -> None:
+def go(work: Coroutine[Any, Any, None], seconds: float = 400) -> None:
     """Run one test's work, never for ever."""
     asyncio.run(asyncio.wait_for(work, seconds))
 
@@ -229,7 +229,7 @@ def test_what_is_sent_before_the_end_arrives(kube: Kube) -> None:
                 got = (await run(api, kube.namespace, "p", ["sh", "-c", "cat /tmp/sum || sleep 0.2"])).stdout
             assert got.decode() == sent.hexdigest()
 
-    go(body(), 60)
+    go(body())
 
 
 def test_a_port_directly(kube: Kube) -> None:
@@ -281,7 +281,7 @@ def test_the_pod_is_replaced(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Non
             await echoed(port, 1)
             assert time.monotonic() - started < 120
 
-    go(body(), 280)
+    go(body())
 
 
 @asynccontextmanager
@@ -314,7 +314,7 @@ def test_the_api_server_goes_and_comes(
             await asyncio.wait_for(waiting[0], 120)
             writer.close()
 
-    go(body(), 280)
+    go(body())
 
 
 def tree(root: Path) -> dict[str, tuple[str, bytes | str]]:

@@ -56,7 +56,7 @@ def test_a_user_with_the_rights_that_are_printed(
             await ready(home, 3)
             assert await home.names() == ["demo"]
             # Kubernetes looks for new kinds to collect once in half a minute, and she may not end pods herself.
-            assert await home.stop("demo", wait=60)
+            assert await home.stop("demo", wait=150)
 
     with caplog.at_level(logging.INFO, "oars"):
         play(story())

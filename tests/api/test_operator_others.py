@@ -117,7 +117,7 @@ def test_a_cluster_may_be_called_as_the_namespaces_own_account(stage: Stage, ope
     stage.kube.api.request(
         "DELETE", stage.kube.path("pods") + f"?labelSelector={names.CLUSTER}%3Ddefault&gracePeriodSeconds=0"
     )
-    until("the cluster is gone", lambda: not stage.left("default"), 60)
+    until("the cluster is gone", lambda: not stage.left("default"), 150)
     assert stage.kube.api.get(account)["metadata"]["resourceVersion"] == before
 
 
@@ -158,7 +158,7 @@ def test_the_same_name_again_has_secrets_of_its_own(stage: Stage, operators: Ope
     uid = again["metadata"]["uid"]
     stage.until("demo", "has another Secret", lambda: secret(stage)["ownerReferences"][0]["uid"] == uid)
     assert secret(stage)["uid"] != old
-    until("nothing of the first is left", lambda: owners(stage, "demo") == {uid}, 60)
+    until("nothing of the first is left", lambda: owners(stage, "demo") == {uid}, 150)
     assert secret(stage)["ownerReferences"][0]["uid"] == uid
 
 
@@ -189,11 +189,11 @@ def test_deletion_in_the_foreground_waits_for_all_that_hangs_on_it(stage: Stage,
     stage.kube.api.request(
         "DELETE", stage.kube.path("pods") + f"?labelSelector={names.CLUSTER}%3Ddemo&gracePeriodSeconds=0"
     )
-    until("the rest is gone", lambda: stage.left("demo") == ["networkpolicies/demo-oars"], 60)
+    until("the rest is gone", lambda: stage.left("demo") == ["networkpolicies/demo-oars"], 150)
     assert stage.get("demo")["metadata"]["deletionTimestamp"], "something is left, so it is"
     stage.kube.api.patch(held, {"metadata": {"finalizers": None}})
     clusters = stage.kube.path("computeclusters/demo", "apis/oars.dev/v1alpha1")
-    until("it is gone", lambda: not stage.kube.api.exists(clusters), 60)
+    until("it is gone", lambda: not stage.kube.api.exists(clusters), 150)
     assert stage.left("demo") == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from lab.faultproxy import FaultProxy
@@ -32,6 +33,7 @@ def test_one_that_cannot_see_all_lives_but_is_not_ready(
 
 
 def test_passes_are_counted_and_timed_where_the_work_is_done(stage: Stage, operators: Operators) -> None:
+    began = time.monotonic()
     leader = operators(identity="leader")
     spare = operators(identity="spare", leads=False)
     stage.create(resource("demo"))
@@ -42,16 +44,16 @@ def test_passes_are_counted_and_timed_where_the_work_is_done(stage: Stage, opera
     assert 1 <= found[PASSES] < 200, "many changes are one pass"
     assert found[FAILED] == 0
     assert found["oars_reconcile_seconds_count"] == found[PASSES]
-    assert 0 < found["oars_reconcile_seconds_sum"] < 30
+    assert 0 < found["oars_reconcile_seconds_sum"] < time.monotonic() - began
     buckets = [count for name, count in found.items() if name.startswith("oars_reconcile_seconds_bucket")]
     assert buckets == sorted(buckets) and buckets[-1] == found["oars_reconcile_seconds_count"]
     assert found["process_resident_memory_bytes"] > 2**20 and found["process_cpu_seconds_total"] > 0
 
-    until("the other knows all", lambda: spare.page("/readyz")[0] == 200, 30)
+    until("the other knows all", lambda: spare.page("/readyz")[0] == 200)
     waiting = spare.metrics()
     assert (waiting["oars_leading"], waiting[PASSES], waiting["oars_queue_depth"]) == (0, 0, 0)
     leader.stop()
-    until("the other leads", lambda: holder(stage.kube).startswith("spare-"), 30)
+    until("the other leads", lambda: holder(stage.kube).startswith("spare-"))
     until("it has looked after the cluster", lambda: spare.metrics()[PASSES] > 0)
     assert spare.metrics()["oars_leading"] == 1
     assert leader.page("/healthz") == (0, "")

@@ -101,7 +101,7 @@ def test_direct_mode_with_its_rights(
             await home.scale("demo", 1, None)
             await ready(home, 1)
             assert await home.names() == ["demo"]
-            assert await home.stop("demo", wait=30)
+            assert await home.stop("demo", wait=90)
         stage_is_empty(stage)
 
     with caplog.at_level(logging.INFO, "oars"):
@@ -137,8 +137,8 @@ def test_a_namespace_for_each_cluster_with_the_rights_for_it(
             assert len(own.workers("demo")) == 2
             await home.scale("demo", 1, None)
             await ready(home, 1)
-            assert await home.stop("demo", wait=30)
-        until("it is gone", lambda: not stage.kube.api.exists(f"/api/v1/namespaces/{own.kube.namespace}"), 60)
+            assert await home.stop("demo", wait=90)
+        until("it is gone", lambda: not stage.kube.api.exists(f"/api/v1/namespaces/{own.kube.namespace}"), 180)
 
     with everywhere(stage, rbac.namespaces_role(Subject("ServiceAccount", "ann", stage.kube.namespace))):
         until("she has her rights", lambda: may(stage, "ann", "create", "namespaces"))
@@ -158,7 +158,7 @@ def test_who_may_list_nodes_is_told_what_the_best_one_has(stage: Stage, tmp_path
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
     async def told(home: KubeHome, words: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             async for report in home.watch("demo"):
                 if any(words in cause.message for cause in report.causes):
                     return
@@ -170,7 +170,7 @@ def test_who_may_list_nodes_is_told_what_the_best_one_has(stage: Stage, tmp_path
             await told(home, "too little cpu is left")
             with everywhere(stage, rbac.nodes_role(subject)):
                 await told(home, "no usable node has so much cpu (most: 32")
-            assert await home.stop("demo", wait=30)
+            assert await home.stop("demo", wait=90)
 
     play(story())
     assert not may(stage, "ann", "list", "nodes")
@@ -256,7 +256,7 @@ def test_direct_mode_tells_of_rights_that_it_finds_missing_later(
             report = await home.report("demo")
             assert report.status.reason == "RightMissing"
             assert f'resources: ["{resource}"], verbs: ["{verb}"]' in report.causes[0].todo
-            assert await home.stop("demo", wait=30)
+            assert await home.stop("demo", wait=90)
 
     play(story())
 

@@ -157,10 +157,10 @@ class KubeContract:
         (second,) = in_group(home, "second")
         with DriverProgram(demo, self.program("hold")) as program:
             program.expect("held", 180)
-            until(lambda: held_by(demo, second) > 0, 30)  # workers tell now and then what they hold
+            until(lambda: held_by(demo, second) > 0, 120)  # workers tell now and then what they hold
             self.describe(home, folder, "default")
             assert [group.name for group in demo.status().groups] == ["default"]
-            until(lambda: not in_group(home, "second"), 60)
+            until(lambda: not in_group(home, "second"), 120)
             assert "second" not in home.kubectl("get", "deployments", "-o", "name")
             program.tell()
             program.expect("intact")

@@ -41,7 +41,7 @@ from oars import Cluster
 from oars.client.homes import Where
 from oars.spec.load import build
 spec = build({{"engine": "dask", "image": {kube.image("dask")!r}, "head": {{"cpu": 0.3, "burst": True}},
-    "workers": [{{"replicas": 1, "cpu": 0.3, "burst": True}}], "lifetime": {{"orphaned": "12s"}}}}).spec
+    "workers": [{{"replicas": 1, "cpu": 0.3, "burst": True}}], "lifetime": {{"orphaned": "30s"}}}}).spec
 where = Where("kubernetes", namespace={kube.namespace!r}, kubeconfig={str(kube.kubeconfig)!r}, mode="direct")
 cluster = Cluster(spec, name="demo", where=where, timeout="120s")
 print("ready", flush=True)
@@ -51,7 +51,7 @@ input()
         assert owner.stdout is not None and owner.stdout.readline().strip() == "ready"
         assert any(name.startswith("pod/demo-head") for name in ours(kube))
         owner.send_signal(signal.SIGKILL)
-    until(lambda: not ours(kube), 90)
+    until(lambda: not ours(kube), 150)
 
 
 def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_members_and_neighbours_get_in_and_strangers_do_not(
         until(lambda: reaches(kube, "visitor", *at_head))  # whoever shares the namespace may use the cluster
         assert not reaches(kube, "visitor", *at_worker), "but not speak to its workers"
         until(lambda: reaches(kube, head["metadata"]["name"], *at_worker))  # which members do
-        kube.kubectl("delete", "pod", worker["metadata"]["name"])
+        kube.kubectl("delete", "pod", worker["metadata"]["name"], seconds=120)
         until(lambda: worker["metadata"]["name"] not in {member.id for member in demo.members()}, 60)
         demo.wait(timeout=TIMEOUT)
         assert any(line.startswith("result") for line in run_driver(demo, engine.work, 180))

@@ -20,7 +20,7 @@ from tests.contract.test_engines import TestDask as Dask
 from tests.e2e.contract import ours
 from tests.e2e.test_cli_kube import OARS, SMALL, Line
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def as_ann(kube: Kube, mode: str, path: Path) -> Kube:

@@ -161,7 +161,7 @@ def everything(connection: socket.socket) -> bytes:
 def test_the_dead_write_nothing_more_on_another_connection(slow_server: SlowServer, delayed: bool) -> None:
     """While the last write is on its way the other connection is still open."""
     upstream = Api(f"http://127.0.0.1:{slow_server.server_port}", ssl.create_default_context())
-    rules = [Rule(Delay(2), verb="create", name="late"), die_after(1)]
+    rules = [Rule(Delay(8), verb="create", name="late"), die_after(1)]  # time enough to die before it goes out
     with running(FaultProxy(upstream, Script(rules))) as proxy:
         port = int(proxy.address.rpartition(":")[2])
         with (

@@ -270,8 +270,9 @@ print({offload(), client.run_on_scheduler(offload), *client.run(offload).values(
 """)
         with dask(groups, dask={"config": config}) as cluster:
             lines = run_driver(cluster, source)
-            assert lines[0].startswith("True"), lines
-            assert lines[1:] == ["['big-0', 'worker-0']", "{3}"]
+            told = [line for line in lines if line.startswith(("True", "False", "[", "{"))]  # not what libraries say
+            assert told[0].startswith("True"), lines
+            assert told[1:] == ["['big-0', 'worker-0']", "{3}"]
             assert "distributed.worker - INFO" not in cluster.logs("worker-0")
 
     def test_one_that_outgrows_its_memory_is_replaced_and_it_is_said(self) -> None:

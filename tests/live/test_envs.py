@@ -209,7 +209,7 @@ def test_waiting_for_another_has_a_deadline(prepare: Prepare, tmp_path: Path, sa
     held = cache.lock(path)
     assert held is not None
     with pytest.raises(TimedOut, match="waiting for another oars process"):
-        prepare(timeout=1.0)
+        prepare(timeout=5.0)
     cache.unlock(held, path)
     assert any(line.startswith("waiting for another oars process that builds the toy") for line in said)
 

@@ -8,6 +8,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -254,13 +255,13 @@ with oars.executor() as ex, tempfile.TemporaryDirectory() as directory:
         with mars(1) as cluster:
             frozen = session(members(cluster)["worker-0"])
             for pid in frozen:
-                os.kill(pid, signal.SIGSTOP)
+                send(pid, signal.SIGSTOP)
             try:
                 until(lambda: cluster.status().ready == 0, 90)
                 until(lambda: silence(cluster) > 12, 90)  # that Oars has told Mars so is no sign of life
             finally:
                 for pid in frozen:
-                    os.kill(pid, signal.SIGCONT)
+                    send(pid, signal.SIGCONT)
             until(lambda: cluster.status().ready == 1, 90)
             assert "sum 4.0" in run_driver(cluster, CONNECT + "print('sum', run(mt.ones((2, 2)).sum()))")
 
@@ -293,6 +294,11 @@ def silence(cluster: Cluster) -> float:
     return max(float(node["age"]) for node in nodes if node["who"].startswith("worker-"))
 
 
+def send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # one of a session may have ended since we looked
+        os.kill(pid, number)
+
+
 def session(leader: int) -> list[int]:
     return [pid for pid in all_pids() if session_of(pid) == leader and environment_of(pid)]
 
@@ -304,6 +310,7 @@ class TestMembers:
         source = CONNECT + (
             "def draw(n):\n"
             "    import random, uuid, numpy\n"
+            "    time.sleep(1)  # it holds its slot, so that the next one needs another\n"
             "    return os.getpid(), random.random(), numpy.random.rand(), uuid.uuid4().hex\n"
             "drawn = run(mr.ExecutableTuple([mr.spawn(draw, args=(n,)) for n in range(12)]))\n"
             "first = list({d[0]: d for d in reversed(drawn)}.values())\n"

@@ -10,7 +10,7 @@ from oars import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
 
 PROGRAM = """
 import oars

@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from oars.cli.operator import operator
 from oars.cli.rbac import rbac as rbac_command
+from oars.kube import kinds
+from oars.kube.kinds import Kind
 from oars.operator import NAME, NAMESPACE, manifests, rbac
 from oars.operator.manifests import InstallOptions
 from oars.operator.rbac import Rule, Subject
@@ -42,6 +44,17 @@ def test_no_rule_is_wider_than_it_says(rule: Rule) -> None:
 def test_secrets_are_never_listed(rule: Rule) -> None:
     assert not {"list", "watch"} & set(rule.verbs)
     assert rule.resources == ("secrets",)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_right_is_for_something_that_oars_asks_for(rule: Rule) -> None:
+    known = {kind.plural for kind in vars(kinds).values() if isinstance(kind, Kind)}
+    assert {resource.partition("/")[0] for resource in rule.resources} <= known
+
+
+def test_nobody_asks_for_replica_sets() -> None:
+    """Deployments say themselves why they make no pods."""
+    assert not [rule for table in TABLES.values() for rule in table if "replicasets" in rule.resources]
 
 
 @pytest.mark.parametrize("rule", RULES)

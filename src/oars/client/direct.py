@@ -86,6 +86,7 @@ class Following:
         )
         self._roots = Informer(client, CONFIG_MAP, namespace, fields=f"metadata.name={names.root(name)}", changed=wake)
         self._root = (CONFIG_MAP.kind, names.root(name))
+        self._uid = ""  # of the root that was there first: the cluster is that one, whatever has its name later
         self._changed = changed
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,6 +99,8 @@ class Following:
         except BaseException:
             await self.close()
             raise
+        for root in self._roots.objects.values():
+            self._uid = root["metadata"]["uid"]
 
     def pods(self) -> list[Object]:
         return [pod for pod in self._pods.objects.values() if observe.is_member(pod)]
@@ -114,10 +117,13 @@ class Following:
 
     @property
     def root(self) -> Object | None:
-        """None: the cluster has been deleted. Raises what has blinded us, which is a mistake of ours."""
+        """None: the cluster has been deleted, and maybe another one was made that has its name. Raises what has blinded
+        us, which is a mistake of ours."""
         check(self._tasks)
-        found = next(iter(self._roots.objects.values()), None)
-        return found if found and not found["metadata"].get("deletionTimestamp") else None
+        for found in self._roots.objects.values():
+            if found["metadata"]["uid"] == self._uid and not found["metadata"].get("deletionTimestamp"):
+                return found
+        return None
 
     async def close(self) -> None:
         await stop(self._tasks)
@@ -138,6 +144,7 @@ class Direct:
         self._over = False
         self._mistake: Exception | None = None  # of ours, by which it is over
         self._description: tuple[str, Cluster] | None = None  # as it was written, and what it comes to
+        self._led: tuple[KubePlace, Loop] | None = None  # while we lead
         self.report: Report | None = None
 
     async def start(self) -> None:
@@ -179,38 +186,46 @@ class Direct:
 
     async def _run(self) -> None:
         electing = self._elect()
-        place: KubePlace | None = None
-        loop: Loop | None = None
         try:
             while (root := self._following.root) is not None:
                 self._wake.clear()
-                if not self._elector.leads:
-                    await self._tell(self._heard(root))
-                    if electing.done():
-                        electing = self._elect()
-                    await self._pause(LONGEST_PAUSE)
+                if self._elector.leads:
+                    await self._pause(await self._pass(root))
                     continue
-                intent = Intent.of(root)
-                try:
-                    cluster = self._described(root)
-                    if place is None or loop is None:
-                        place, loop = await self._begin(intent, cluster)
-                    pause = await self._once(intent, cluster, place, loop)
-                except OarsError as error:
-                    pause = await self._failed(error, intent)
-                await self._pause(pause)
+                await self._let_go()
+                await self._tell(self._heard(root))
+                if electing.done():
+                    electing = self._elect()
+                await self._pause(LONGEST_PAUSE)
         except Exception as error:  # whoever waits for the cluster must not be told that it was deleted
             log.exception(pairs("nobody looks after it any more", cluster=self._name))
             self._mistake = error
         finally:
             electing.cancel()
-            if loop is not None:
-                await loop.close()
-            if place is not None:
-                await place.close()
+            await self._let_go()
+            await self._elector.release()  # a Lease that is renewed says that somebody looks after it
             async with self._changed:
                 self._over = True
                 self._changed.notify_all()
+
+    async def _pass(self, root: Object) -> float:
+        """As the one who leads; returns after how many seconds the next is due."""
+        intent = Intent.of(root)
+        try:
+            cluster = self._described(root)
+            if self._led is None:
+                self._led = await self._begin(root, cluster)
+            return await self._once(intent, cluster, *self._led)
+        except OarsError as error:
+            return await self._failed(error, intent)
+
+    async def _let_go(self) -> None:
+        """Whoever leads next may write other notes: if that is us once more, we begin with those."""
+        led, self._led = self._led, None
+        if led is not None:
+            place, loop = led
+            await loop.close()
+            await place.close()
 
     def _elect(self) -> asyncio.Task[bool]:
         electing = asyncio.create_task(self._elector.lead())
@@ -236,12 +251,13 @@ class Direct:
             return report
         return self._troubled(error, intent)
 
-    async def _begin(self, intent: Intent, cluster: Cluster) -> tuple[KubePlace, Loop]:
+    async def _begin(self, seen: Object, cluster: Cluster) -> tuple[KubePlace, Loop]:
+        """With the root as it is now: what was seen of it may be older than the notes of whoever led before us."""
         root = await self._client.get(CONFIG_MAP, names.root(self._name), self._namespace)
-        reach = Reach(self._client, self._namespace)
-        setting = Setting(
-            self._client, self._following, ConfigMapRoot(self._client, root), reach, "direct", intent.tied
-        )
+        if root["metadata"]["uid"] != seen["metadata"]["uid"]:
+            raise NotFound(f"The cluster {self._name!r} is gone, and another one has its name.")
+        reach, tied = Reach(self._client, self._namespace), Intent.of(root).tied
+        setting = Setting(self._client, self._following, ConfigMapRoot(self._client, root), reach, "direct", tied)
         place = KubePlace(setting, cluster)
         return place, Loop(place, engines.get(cluster.spec.engine), time.time)
 
@@ -255,7 +271,7 @@ class Direct:
         return pause
 
     async def _failed(self, error: OarsError, intent: Intent) -> float:
-        if is_not_found(error):
+        if is_not_found(error) or isinstance(error, NotFound):
             return 0.5  # it is being deleted
         log.warning(pairs("pass failed", cluster=self._name, error=error.message))
         await self._tell(self._troubled(error, intent))

@@ -8,32 +8,34 @@ import time
 from oars.client import operated
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
-from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Object
-from oars.places.kube import names
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Object, of
+from oars.places.kube import names, observe
+from oars.places.kube.refused import rights_told
+from oars.places.kube.root import INTENT
 
 POLL_SECONDS = 0.2
 FORCE_AFTER = 5.0  # seconds; pods of a cluster that is gone have nothing left to finish
 
 
-async def remove(client: Client, name: str, namespace: str) -> None:
+async def remove(client: Client, name: str, namespace: str, made: Object | None = None) -> bool:
     """Deleting the root deletes all, and a namespace that was made for the cluster goes with it: at once, as whoever
-    is interrupted while waiting for pods would leave it behind."""
+    is interrupted while waiting for pods would leave it behind. `made`: the root, if it must be that very one. False:
+    that one is gone, and another cluster has its name, which is left as it is."""
     own = await is_its_own(client, name, namespace)
-    await _delete_roots(client, name, namespace)
+    if made is None:
+        await _delete_roots(client, name, namespace)
+    elif not await _delete_made(client, name, namespace, made):
+        return False
     if own:
         await client.delete(NAMESPACE, namespace)
+    return True
 
 
 async def is_its_own(client: Client, name: str, namespace: str) -> bool:
     """Whether the namespace was made for this cluster. What a description says is not enough to delete one: it may
     have been written into a namespace that others share."""
-    try:
-        found = await client.get(NAMESPACE, namespace)
-    except ApiError as error:
-        if error.status in (403, 404):
-            return False
-        raise
-    return bool(found["metadata"].get("labels", {}).get(names.CLUSTER) == name)
+    found = await operated.seen(client, NAMESPACE, namespace)
+    return found is not None and bool(found["metadata"].get("labels", {}).get(names.CLUSTER) == name)
 
 
 async def _delete_roots(client: Client, name: str, namespace: str) -> None:
@@ -46,11 +48,33 @@ async def _delete_roots(client: Client, name: str, namespace: str) -> None:
             raise
 
 
+async def _delete_made(client: Client, name: str, namespace: str, made: Object) -> bool:
+    """False: it is gone, and another cluster has its name."""
+    metadata = made["metadata"]
+    try:
+        with rights_told():
+            if await client.delete(of(made), metadata["name"], namespace, uid=metadata["uid"]):
+                return True
+    except ApiError as error:
+        if error.status != 409:
+            raise
+        return False
+    return not await _is_there(client, name, namespace)
+
+
+async def _is_there(client: Client, name: str, namespace: str) -> bool:
+    """Whether a cluster of that name is, of either kind. An operator's has the ConfigMap too, for files alone."""
+    root = await operated.seen(client, CONFIG_MAP, names.root(name), namespace)
+    is_direct = root is not None and INTENT in root.get("data", {})
+    return is_direct or await operated.seen(client, COMPUTE_CLUSTER, name, namespace) is not None
+
+
 async def await_end(client: Client, name: str, namespace: str, wait: float) -> bool:
-    """Whether all pods were gone in time."""
+    """Whether all members were gone in time. Other pods with the cluster's label are nothing to us."""
     started, selector, forced = time.monotonic(), names.selector({names.CLUSTER: name}), False
     while time.monotonic() - started < wait:
-        left = (await client.list(POD, namespace, labels=selector)).items
+        listed = (await client.list(POD, namespace, labels=selector)).items
+        left = [pod for pod in listed if observe.is_member(pod)]
         if not left:
             return True
         if not forced and time.monotonic() - started > FORCE_AFTER:

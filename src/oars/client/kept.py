@@ -40,8 +40,7 @@ from oars.places.report import Report
 from oars.plan.codec import dump_shape, load_shape
 from oars.plan.desired import default_memory
 from oars.plan.fill import fill_mapping
-from oars.secure.certs import cluster_certificates
-from oars.secure.tokens import new_token
+from oars.secure.secrets import cluster_secrets
 from oars.spec.status import Phase, Status
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class Kept:
             python=str(env.python), mark=secrets.token_hex(16), created=time.time(), owner=owner, boot=boot_id(),
             cwd=os.getcwd(), import_path=self._import_path(how.modules),
         )  # fmt: skip
-        directory = self.store.create(intent, _make_secrets(name, shape.secrets))
+        directory = self.store.create(intent, cluster_secrets(name, shape.secrets))
         self._start_keeper(directory)
 
     def prepare(self, spec: ClusterSpec, progress: Progress) -> PythonEnv:
@@ -260,15 +259,6 @@ class Kept:
 
 def _dump(spec: ClusterSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True)
-
-
-def _make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
-    made: dict[str, bytes] = {}
-    if "tls" in kinds:
-        made |= cluster_certificates(name)
-    if "token" in kinds:
-        made["token"] = new_token().encode()
-    return made
 
 
 def _sweep(directory: ClusterDir) -> None:

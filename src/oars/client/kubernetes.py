@@ -47,6 +47,7 @@ class KubeHome:
         self._runs: dict[str, Direct] = {}
         self._modes: dict[str, str] = {}
         self._homes: dict[str, str] = {}  # cluster → namespace, where it is not ours
+        self._made: dict[str, Object] = {}  # cluster → its root, if we made it: others may get the name after it
         self._ways: dict[str, Ways] = {}
 
     @property
@@ -94,7 +95,7 @@ class KubeHome:
     async def _create_in(self, namespace: str, name: str, spec: ClusterSpec, mode: str, how: Making) -> None:
         if mode == "operator":
             with _taken(f"A cluster called {name!r} is there already."):
-                await operated.create(self._client, name, namespace, spec)
+                self._made[name] = await operated.create(self._client, name, namespace, spec)
         else:
             await self._create_direct(name, namespace, spec, how)
 
@@ -108,7 +109,7 @@ class KubeHome:
         metadata = {"name": names.root(name), "namespace": namespace, "labels": names.labels(name, spec.engine)}
         root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": intent.data()}
         with _taken(f"A cluster called {name!r} is there already."):
-            made = await self._client.create(root)
+            self._made[name] = made = await self._client.create(root)
         async with self._or_deleted(CONFIG_MAP, names.root(name), namespace, uid=made["metadata"]["uid"]):
             await make_lease(self._client, made, self._identity)
             await self._run(name)
@@ -245,14 +246,15 @@ class KubeHome:
             self._runs[name].poke()
 
     async def stop(self, name: str, *, wait: float) -> bool:
-        """Whoever looks after it stops when it sees that its root is gone."""
+        """Whoever looks after it stops when it sees that its root is gone. One that we made is stopped, and no other
+        that has its name by now."""
         namespace = self.namespace_of(name)
-        await ending.remove(self._client, name, namespace)
+        is_ours = await ending.remove(self._client, name, namespace, self._made.get(name))
         run = self._runs.pop(name, None)
         if run is not None:
             await run.close()
         self._modes.pop(name, None)
-        return await ending.await_end(self._client, name, namespace, wait)
+        return not is_ours or await ending.await_end(self._client, name, namespace, wait)
 
     async def has_left(self, name: str) -> bool:
         """The namespace that was made for it: whoever was interrupted, or the watcher beside a head, leaves it."""
@@ -263,7 +265,7 @@ class KubeHome:
             home = KubeHome(self._settings, self._environ, self._where)
             home._homes = dict(self._homes)
             try:
-                await ending.remove(home._client, name, home.namespace_of(name))
+                await ending.remove(home._client, name, home.namespace_of(name), self._made.get(name))
             finally:
                 await home.close()
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from oars.base.errors import NotFound, SpecError, UsageError
+from oars.base.errors import Denied, NotFound, SpecError, UsageError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer, await_synced, check, start, stop
-from oars.kube.kinds import COMPUTE_CLUSTER, CRD, LEASE, POD, Object
+from oars.kube.kinds import COMPUTE_CLUSTER, CRD, LEASE, POD, Kind, Object
 from oars.kube.lease import held
 from oars.model import Cause, MemberId, MemberState, Retiring
 from oars.places.kube import counted, names, observe, record
@@ -45,13 +45,8 @@ async def find_mode(client: Client, namespace: str) -> str:
 async def check_watched(client: Client, namespace: str) -> None:
     """For whoever insists on an operator: raises if the one there is looks after other namespaces only. One that is
     away may come back."""
-    try:
-        lease = await client.get(LEASE, OPERATOR_LEASE, await home(client))
-    except ApiError as error:
-        if error.status in (403, 404):
-            return
-        raise
-    if others := _others(lease, namespace):
+    lease = await seen(client, LEASE, OPERATOR_LEASE, await home(client))
+    if lease and (others := _others(lease, namespace)):
         hint = "Choose one of those with --namespace, or use --mode direct."
         raise UsageError(f"The operator does not watch the namespace {namespace!r}: only {', '.join(others)}.", hint)
 
@@ -76,13 +71,19 @@ async def is_served(client: Client, namespace: str | None) -> bool:
 
 async def home(client: Client) -> str:
     """The namespace in which the operator was installed. Everybody may look there, where it was installed whole."""
+    definition = await seen(client, CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}")
+    said = definition["metadata"].get("annotations") if definition else None
+    return str((said or {}).get(names.OPERATOR_HOME, OPERATOR_NAMESPACE))
+
+
+async def seen(client: Client, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+    """None: it is not there, or is not ours to see."""
     try:
-        definition = await client.get(CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}")
+        return await client.get(kind, name, namespace)
     except ApiError as error:
         if error.status in (403, 404):
-            return OPERATOR_NAMESPACE
+            return None
         raise
-    return str((definition["metadata"].get("annotations") or {}).get(names.OPERATOR_HOME, OPERATOR_NAMESPACE))
 
 
 async def list_all(client: Client, namespace: str | None) -> list[Object]:
@@ -98,10 +99,11 @@ async def list_names(client: Client, namespace: str) -> list[str]:
     return [str(resource["metadata"]["name"]) for resource in await list_all(client, namespace)]
 
 
-async def create(client: Client, name: str, namespace: str, spec: ClusterSpec) -> None:
+async def create(client: Client, name: str, namespace: str, spec: ClusterSpec) -> Object:
+    """What was made."""
     metadata = {"name": name, "namespace": namespace, "annotations": _counted(spec)}
     head = {"apiVersion": COMPUTE_CLUSTER.api_version, "kind": COMPUTE_CLUSTER.kind, "metadata": metadata}
-    await client.create({**head, "spec": _said(name, spec, namespace)})
+    return await client.create({**head, "spec": _said(name, spec, namespace)})
 
 
 def _said(name: str, spec: ClusterSpec, namespace: str) -> Object:
@@ -180,13 +182,15 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:
 
 
 async def delete(client: Client, name: str, namespace: str) -> bool:
-    """Whether it was there."""
+    """Whether it was there, as far as we may see. Raises if it is there and not ours to delete: it goes on, and needs
+    all that it has."""
     try:
-        return await client.delete(COMPUTE_CLUSTER, name, namespace, propagation="Background")
-    except ApiError as error:
-        if error.status in (403, 404):  # the kind is not served, or is not ours to delete
-            return False
-        raise
+        with rights_told():
+            return await client.delete(COMPUTE_CLUSTER, name, namespace, propagation="Background")
+    except Denied:
+        if await seen(client, COMPUTE_CLUSTER, name, namespace) is not None:
+            raise
+        return False
 
 
 async def watch(client: Client, name: str, namespace: str) -> AsyncIterator[Report]:

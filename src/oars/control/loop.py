@@ -134,6 +134,9 @@ class Loop:
             waits_for = f"the engine did not hand over within {desired.drain_seconds:.0f} s"
         except OarsError as error:
             waits_for = error.message
+        except Exception as error:  # a mistake of ours, or an engine's: the care for the cluster must go on
+            log.exception(pairs("drain broke", cluster=desired.name))
+            waits_for = f"its drain failed ({type(error).__name__})"
         return [Drained(member, desired.force, waits_for) for member in members]
 
     def _with_drain_answers(self, notes: Notes) -> Notes:

@@ -139,11 +139,16 @@ class Elector:
                     raise
                 self._lease = await self._client.create(self._written({}))
                 return True
-            if not self._free(lease):
+            if self._is_lost(lease) or not self._free(lease):
                 self._lease = lease
                 return False
         self._lease = await self._client.replace(self._written(lease))
         return True
+
+    def _is_lost(self, lease: Object) -> bool:
+        """Whether another has led while we thought that we do, as on a laptop that slept. We have to begin anew, also
+        if nobody leads now."""
+        return self.leading.is_set() and (lease.get("spec") or {}).get("holderIdentity") != self.identity
 
     def _free(self, lease: Object) -> bool:
         """Whether it is ours, nobody's, or has stood still for as long as its holder said it may."""

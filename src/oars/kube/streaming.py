@@ -27,12 +27,21 @@ async def watch(
     wanted = {**params, "watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": seconds}
     async with transport.answer(Call("GET", path, wanted), stream=True) as answer:
         async for line in _lines(transport, answer, silence):
-            event = json.loads(line)
+            event = _event(transport, line)
             obj: Object = event["object"]
             if event["type"] == "ERROR":
                 raise ApiError(int(obj.get("code") or 500), obj)
             obj.get("metadata", {}).pop("managedFields", None)
             yield event["type"], obj
+
+
+def _event(transport: Transport, line: bytes) -> Object:
+    """A proxy that ends a watch may do so in the middle of a line."""
+    try:
+        event: Object = json.loads(line)
+    except ValueError as error:
+        raise unreachable(transport.target, error) from error
+    return event
 
 
 async def logs(transport: Transport, path: str, params: Mapping[str, str]) -> AsyncIterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from oars.kube.client import Client
 from oars.kube.informer import Informer
@@ -20,17 +22,35 @@ from oars.kube.kinds import (
 )
 from oars.model import Role
 from oars.places.kube import names, observe, own
+from oars.places.kube.evidence import is_refused, is_troubled
 from oars.places.kube.seen import trimmed_deployment, trimmed_other, trimmed_pod
 
 Key = tuple[str, str]  # namespace, cluster
 Change = tuple[Key, Object | None, Object | None]  # what was, and what is
-Wake = Callable[[Key, float], None]
-Due = Callable[[Key, Object | None, Object | None], float | None]  # how soon after a change; None: it is no news
 
 # Beside the members; what somebody deletes comes back. Not ConfigMaps and Secrets: whoever may watch them may read all.
 SURROUNDINGS = (SERVICE, SERVICE_ACCOUNT, NETWORK_POLICY, POD_DISRUPTION_BUDGET, INGRESS)
-TOGETHER = 0.1  # seconds; pods of a cluster change together, and one pass serves all their changes
-LATER = 1.0  # the same for what only an explanation might be made of
+
+
+@dataclass(frozen=True)
+class Due:
+    """How long after a change to look at its cluster: in seconds, and at the latest where many are on their way."""
+
+    after: float
+    latest: float
+
+    def pause(self, turn: float) -> float:
+        """`turn`: in how many seconds each of those that are on their way is looked at once anyway."""
+        return max(self.after, min(turn, self.latest))
+
+
+AT_ONCE = Due(0.0, 0.0)
+TOGETHER = Due(0.1, 0.1)  # pods of a cluster change together, and one pass serves all their changes
+TROUBLE = Due(1.0, 4.0)  # what explains one is told within five seconds
+COURSE = Due(1.0, math.inf)  # it goes on as it should
+
+Wake = Callable[[Key, Due], None]
+When = Callable[[Key, Object | None, Object | None], Due | None]  # None: it is no news
 
 
 class Index:
@@ -90,14 +110,15 @@ class Pods(Index):
         if not unready:
             del self._unready[key]
 
-    def due(self, key: Key, old: Object | None, new: Object | None) -> float:
+    def due(self, key: Key, old: Object | None, new: Object | None) -> Due:
         """A worker that comes up is urgent if it is the last that was waited for. A head always is: workers may have to
         be replaced for it."""
+        course = TROUBLE if new is not None and is_troubled(new) else COURSE
         if old is None or observe.outline(old) == (observe.outline(new) if new else ()):
-            return LATER
+            return course
         if new is None or key not in self._unready or observe.role(new) is not Role.WORKER:
             return TOGETHER
-        return LATER if observe.is_starting(old, new) else TOGETHER
+        return course if observe.is_starting(old, new) else TOGETHER
 
 
 class Watches:
@@ -134,13 +155,13 @@ class Watches:
         namespace: str | None,
         index: Index,
         keep: Callable[[Object], Object],
-        due: Due,
+        when: When,
     ) -> Informer:
         def changed(_: Key, old: Object | None, new: Object | None) -> None:
             for key, was, now in index.change(old, new):
-                after = due(key, was, now)
-                if key in self.clusters and after is not None:
-                    self._wake(key, after)
+                due = when(key, was, now)
+                if key in self.clusters and due is not None:
+                    self._wake(key, due)
 
         return Informer(client, kind, namespace, labels=names.CLUSTER, keep=keep, changed=changed)
 
@@ -151,7 +172,7 @@ class Watches:
         else:
             self.clusters[key] = new
         if old is None or new is None or _asked(old) != _asked(new):
-            self._wake(key, 0.0)
+            self._wake(key, AT_ONCE)
 
     def seen(self, key: Key) -> Seen:
         return Seen(self._pods, self._others, key)
@@ -176,15 +197,14 @@ class Seen:
         return self._others[kind].has(self._key, name) if kind in self._others else None
 
 
-def _sooner_if_edited(_: Key, old: Object | None, new: Object | None) -> float:
+def _sooner_if_edited(_: Key, old: Object | None, new: Object | None) -> Due:
     """What it shall be has changed, whoever changed it. What it does about it is seen by its pods."""
-    if old is None:
-        return LATER
-    edited = new is None or old["metadata"]["generation"] != new["metadata"]["generation"]
-    return TOGETHER if edited else LATER
+    if old is not None and (new is None or old["metadata"]["generation"] != new["metadata"]["generation"]):
+        return TOGETHER
+    return TROUBLE if new is not None and is_refused(new) else COURSE
 
 
-def _if_gone(_key: Key, _: Object | None, new: Object | None) -> float | None:
+def _if_gone(_key: Key, _: Object | None, new: Object | None) -> Due | None:
     return TOGETHER if new is None else None
 
 

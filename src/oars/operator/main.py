@@ -23,7 +23,7 @@ from oars.kube.client import Client
 from oars.kube.informer import stop
 from oars.kube.lease import Elector
 from oars.operator import NAME, NAMESPACE, RunOptions
-from oars.operator.index import LATER, Key, Watches
+from oars.operator.index import Due, Key, Watches
 from oars.operator.keeping import Keeping
 from oars.operator.metrics import Metrics
 from oars.operator.pages import Pages
@@ -31,7 +31,6 @@ from oars.places.kube import names
 
 WORKERS = 16  # clusters looked after at a time: they mostly wait for answers
 WAITING_LOOKS = 20.0  # a second, for all clusters together that wait for Kubernetes: what happens is told to us anyway
-LATEST = 4.0  # seconds; what explains a trouble is told within five
 GARBAGE = 50_000  # new objects after which Python looks for cycles: watches make millions, and no cycles
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -73,9 +72,9 @@ class Operator:
         self._elector.about = {"labels": names.OPERATOR, "annotations": watched}
         self._pages = Pages(self.metrics.text, self._is_well)
 
-    def _wake(self, key: Key, after: float) -> None:
+    def _wake(self, key: Key, due: Due) -> None:
         """What is not urgent waits longer while many clusters are on their way."""
-        self._queue.add(key, after if after < LATER else max(after, min(self._waiting.turn, LATEST)))
+        self._queue.add(key, due.pause(self._waiting.turn))
 
     async def run(self) -> None:
         """Watches run in every replica, so that the next leader starts with all that is known."""

@@ -75,7 +75,6 @@ DIRECT = (
     # RBAC cannot say "those that Oars made". Without list and watch their names must be known.
     Rule("", ("secrets",), OWN, "each cluster's token and certificates, by name"),
     Rule("apps", ("deployments",), (*READ, *MAKE, "delete"), "the head and each group of workers"),
-    Rule("apps", ("replicasets",), ("list", "watch"), "why a Deployment makes no pods; a change that is being rolled"),
     Rule("policy", ("poddisruptionbudgets",), OWN, "no eviction of the head"),
     Rule("networking.k8s.io", ("networkpolicies",), OWN, "only the cluster's own members and clients reach it"),
     Rule("networking.k8s.io", ("ingresses",), OWN, "expose.host", optional=True),
@@ -111,7 +110,6 @@ OPERATOR = (
     Rule("", ("pods",), (*READ, "patch", "delete"), "see members; mark and remove those that were drained"),
     Rule("", ("pods/log",), ("get",), "the last lines of what failed"),
     Rule("apps", ("deployments",), (*READ, *MAKE, "delete"), "the head and each group of workers"),
-    Rule("apps", ("replicasets",), ("list", "watch"), "why a Deployment makes no pods; a change that is being rolled"),
     Rule("", ("services", "serviceaccounts"), KEPT, "the head's address, the pods' account; bring back what is gone"),
     Rule("", ("configmaps",), OWN, "scripts of the engine, by name"),
     # Neither list nor watch: it reads what it made, by name. Owner references remove it; what a deleted cluster of the

@@ -63,6 +63,8 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     steps += [*starts, *away] if observed.heals else [*away, *starts]
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
     retiring |= {m.id: observed.notes.retiring.get(m.id, Retiring(now)) for m in unknown}
+    if not desired.force:
+        retiring = {m: _as_it_serves(m, state, observed, view) for m, state in retiring.items()}
     steps += _retire(observed, view, retiring)
     notes = replace(observed.notes, retiring=retiring, failures=failures)
     return Decision(tuple(steps), notes, _again_after(desired, observed, view, notes, now))
@@ -228,16 +230,23 @@ def _ensure(
         yield Ensure(plan.group, wanted)
 
 
-def _retire(observed: Observed, view: View, retiring: Mapping[MemberId, Retiring]) -> Iterable[Step]:
+def _as_it_serves(name: MemberId, state: Retiring, observed: Observed, view: View) -> Retiring:
     """A drained one may be back in service before it could be removed: it was still starting when it was drained, or
-    was started again since. Then it is drained once more; whether it is so only an engine that answers can say."""
+    was started again since. What the engine said of it then holds no longer."""
+    member = observed.member(name)
+    is_back = state.drained and member is not None and ready(member, observed, view)
+    return replace(state, drained=False) if is_back else state
+
+
+def _retire(observed: Observed, view: View, retiring: Mapping[MemberId, Retiring]) -> Iterable[Step]:
+    """Whether a drained one is not back in service only an engine that answers can say."""
     to_drain: list[MemberId] = []
     to_remove: list[MemberId] = []
     for name, state in sorted(retiring.items()):
         member = observed.member(name)
         if member is None or not _there(member):
             to_remove.append(name)
-        elif not state.drained or ready(member, observed, view):
+        elif not state.drained:
             to_drain.append(name)
         elif view.up:
             to_remove.append(name)

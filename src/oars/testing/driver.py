@@ -67,7 +67,7 @@ class DriverProgram:
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        self._reader.join(5)
+        self._reader.join(60)
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None
             stream.close()

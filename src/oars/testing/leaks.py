@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from oars.places.local import process
@@ -16,12 +17,18 @@ SHARED = ("ray", "mars")  # directories that a driver's engine makes once for th
 
 def assert_nothing_left(state: Path, before: set[str]) -> None:
     """`before` is what files() said at the start; `state` the state directory that was used."""
-    deadline = time.monotonic() + SECONDS
-    while (left := processes(state)) and time.monotonic() < deadline:
-        time.sleep(0.05)  # they are not our children: there is nothing to await but their absence
+    left = _lasting(lambda: processes(state))
     assert not left, f"processes left behind: {left}"
-    more = files() - before
-    assert not more, f"files left behind: {sorted(more)}"
+    more = _lasting(lambda: sorted(files() - before))
+    assert not more, f"files left behind: {more}"
+
+
+def _lasting(look: Callable[[], list[str]]) -> list[str]:
+    """What is still there when there was time enough to go."""
+    deadline = time.monotonic() + SECONDS
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # they are not our children: there is nothing to await but their absence
+    return found
 
 
 def processes(state: Path) -> list[str]:

@@ -16,13 +16,13 @@ class Client:
         self.closed = False
 
     def workers(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.address}/workers", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.address}/workers", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
         return found
 
     def put(self, worker: str, item: str) -> None:
         body = json.dumps({"worker": worker, "item": item}).encode()
-        urllib.request.urlopen(f"{self.address}/put", body, timeout=5).close()
+        urllib.request.urlopen(f"{self.address}/put", body, timeout=60).close()
 
 
 def connect(access: Access) -> Client:

@@ -22,6 +22,7 @@ from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.kube.target import Target
+from oars.model import Role
 from oars.places.kube import names
 from oars.places.kube.root import Intent
 
@@ -38,10 +39,12 @@ class Server(Client):
     deleted: list[Key] = field(default_factory=list)
     target: Target = field(default_factory=lambda: Target("https://k", namespace="team"))
 
-    def put(self, kind: Kind, name: str, **content: Any) -> None:
+    def put(self, kind: Kind, name: str, /, **content: Any) -> None:
         version = str(int(self.objects.get((kind.kind, name), {}).get("metadata", {}).get("resourceVersion", 0)) + 1)
-        metadata = {"name": name, "namespace": "team", "generation": int(version), **content.pop("metadata", {})}
-        self.objects[kind.kind, name] = {"metadata": {**metadata, "resourceVersion": version}, **content}
+        metadata = {"name": name, "namespace": "team", "uid": f"{kind.kind} {name}", "generation": int(version)}
+        metadata |= {**content.pop("metadata", {}), "resourceVersion": version}
+        head = {"apiVersion": kind.api_version, "kind": kind.kind}
+        self.objects[kind.kind, name] = {**head, "metadata": metadata, **content}
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -72,9 +75,16 @@ class Server(Client):
         self.put(kind, name, **known)
         return await self.get(kind, name)
 
-    async def delete(self, kind: Kind, name: str, namespace: str | None = None, **_: Any) -> bool:
+    async def delete(
+        self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None, **_: Any
+    ) -> bool:
+        if (kind.kind, name) not in self.objects:
+            return False
+        if uid not in (None, self.objects[kind.kind, name]["metadata"]["uid"]):
+            raise ApiError(409, {"reason": "Conflict"})
         self.deleted.append((kind.kind, name))
-        return self.objects.pop((kind.kind, name), None) is not None
+        del self.objects[kind.kind, name]
+        return True
 
 
 def at_home(server: Server, namespace: str = "team") -> KubeHome:
@@ -141,7 +151,7 @@ def test_its_own_namespace_goes_before_anyone_waits_for_pods(monkeypatch: pytest
     server = Server()
     with_direct(server, GROUPS)
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
-    server.put(POD, "demo-head-1", metadata={"labels": {names.CLUSTER: "demo"}})
+    server.put(POD, "demo-head-1", metadata={"labels": names.pod_labels("demo", Role.HEAD, "head")})
     monkeypatch.setattr(ending, "POLL_SECONDS", 0.01)
     assert not asyncio.run(at_home(server).stop("demo", wait=0.05))
     assert server.deleted[-1] == ("Namespace", "team")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from oars.base.errors import SpecError, UsageError
+from oars.base.errors import Denied, SpecError, UsageError
 from oars.client import operated
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
@@ -97,6 +97,36 @@ def test_whoever_insists_on_one_that_looks_elsewhere_hears_so(server: Server, mo
     with pytest.raises(UsageError, match=r"does not watch the namespace 'team': only (a, b|team-a)\.") as told:
         asyncio.run(check)
     assert "--mode direct" in told.value.hint
+
+
+class Refusing:
+    """Lets nobody delete. What may be read is another matter."""
+
+    def __init__(self, read: int) -> None:
+        self.read = read
+
+    async def delete(self, *_: object, **__: object) -> bool:
+        message = (
+            'computeclusters.oars.dev "demo" is forbidden: User "ann" cannot delete resource "computeclusters" in API '
+            'group "oars.dev" in the namespace "team"'
+        )
+        raise ApiError(403, {"reason": "Forbidden", "message": message})
+
+    async def get(self, *_: object) -> Object:
+        if self.read != 200:
+            raise ApiError(self.read, {})
+        return {"metadata": {"name": "demo"}}
+
+
+@pytest.mark.parametrize("read", [403, 404])
+def test_what_cannot_be_seen_is_not_there_to_be_deleted(read: int) -> None:
+    assert not asyncio.run(operated.delete(cast(Client, Refusing(read)), "demo", "team"))
+
+
+def test_whoever_may_see_one_and_not_delete_it_hears_which_right_is_missing() -> None:
+    with pytest.raises(Denied, match="ann may not delete computeclusters") as told:
+        asyncio.run(operated.delete(cast(Client, Refusing(200)), "demo", "team"))
+    assert 'verbs: ["delete"]' in told.value.hint
 
 
 def test_a_wrong_description_of_others_is_told_as_theirs() -> None:

@@ -113,10 +113,11 @@ class Holding:
         return self.lease
 
     async def replace(self, obj: Object) -> Object:
-        assert self.lease is not None
-        assert obj["metadata"]["resourceVersion"] == self.lease["metadata"]["resourceVersion"]
-        self.lease = obj
-        return obj
+        if self.lease is None or obj["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError(409, {"reason": "Conflict"})
+        version = str(int(obj["metadata"]["resourceVersion"]) + 1)
+        self.lease = {**obj, "metadata": {**obj["metadata"], "resourceVersion": version}}
+        return self.lease
 
 
 @pytest.mark.parametrize("found", [None, LEFT], ids=["none is there", "one is left of a cluster before"])
@@ -136,3 +137,50 @@ def test_it_goes_with_its_owner(found: Object | None) -> None:
     metadata = lease["metadata"]
     assert {key: metadata[key] for key in ABOUT} == ABOUT
     assert (metadata["name"], metadata["namespace"]) == ("l", "n")
+
+
+def test_a_second_release_says_nothing() -> None:
+    """Somebody else may hold it by then."""
+
+    async def body() -> None:
+        server = Holding(None)
+        elector = Elector(cast(Client, server), "n", "l", "me")
+        await elector.lead()
+        await elector.release()
+        released = server.lease
+        await elector.release()
+        assert released is not None and released["spec"]["holderIdentity"] == ""
+        assert server.lease is released
+
+    asyncio.run(body())
+
+
+def test_a_lease_that_is_gone_is_not_made_to_be_released() -> None:
+    async def body() -> None:
+        server = Holding(None)
+        elector = Elector(cast(Client, server), "n", "l", "me")
+        await elector.lead()
+        server.lease = None  # with its owner
+        await elector.release()
+        assert server.lease is None and not elector.leads
+
+    asyncio.run(body())
+
+
+def test_a_lead_that_another_had_meanwhile_is_lost() -> None:
+    """It was given back before we noticed, as on a laptop that slept: it is ours to take, but by leading anew."""
+
+    async def body() -> None:
+        server = Holding(None)
+        elector = Elector(cast(Client, server), "n", "l", "me", duration=5, renew=0.4, retry=0.1)
+        await elector.lead()
+        assert server.lease is not None
+        metadata = {**server.lease["metadata"], "resourceVersion": "70"}
+        server.lease = {**server.lease, "metadata": metadata, "spec": {"holderIdentity": ""}}
+        async with asyncio.timeout(5):
+            await elector.lost.wait()
+            assert not elector.leads
+            assert await elector.lead()
+        await elector.release()
+
+    asyncio.run(body())

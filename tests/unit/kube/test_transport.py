@@ -263,6 +263,15 @@ def test_a_broken_watch_is_noticed(then: str) -> None:
     asyncio.run(body())
 
 
+def test_a_watch_that_a_proxy_ends_in_the_middle_of_a_line_is_a_broken_one() -> None:
+    async def body() -> None:
+        async with Server(stream(event("ADDED", 2), event("MODIFIED", 3)[:20])).running() as client:
+            with pytest.raises(Unreachable):
+                await collected(client)
+
+    asyncio.run(body())
+
+
 def test_an_expired_watch() -> None:
     gone = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}).encode()
 

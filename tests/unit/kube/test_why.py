@@ -108,9 +108,9 @@ def test_what_a_cache_keeps_of_objects_is_enough(case: str, reason: str, words: 
 
 
 def cached(full: Snapshot) -> Snapshot:
-    """As the caches hold it; ReplicaSets are not watched."""
+    """As the caches hold it."""
     pods, deployments = map(trimmed_pod, full.pods), map(trimmed_deployment, full.deployments)
-    return replace(full, pods=[*pods], deployments=[*deployments], replica_sets=[])
+    return replace(full, pods=[*pods], deployments=[*deployments])
 
 
 RECORDINGS = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "refusals")
@@ -185,8 +185,7 @@ def test_what_was_refused_and_then_worked_is_history() -> None:
     snapshot = recorded("policy")
     done = json.loads(json.dumps([*snapshot.deployments]))
     done[0]["status"]["conditions"] = []
-    assert causes(replace(snapshot, replica_sets=[], deployments=done), "team") == ()
-    assert only(replace(snapshot, replica_sets=[])).reason == "AdmissionDenied"
+    assert causes(replace(snapshot, deployments=done), "team") == ()
 
 
 def test_a_job_whose_pod_is_refused_is_told_from_its_event() -> None:

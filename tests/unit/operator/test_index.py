@@ -10,7 +10,7 @@ from oars.kube.client import Client
 from oars.kube.informer import Changed
 from oars.kube.kinds import Object
 from oars.kube.target import Target
-from oars.operator.index import LATER, TOGETHER, Watches
+from oars.operator.index import AT_ONCE, COURSE, TOGETHER, TROUBLE, Due, Watches
 from oars.places.kube import names
 
 KEY = ("team", "demo")
@@ -42,33 +42,49 @@ def deployment(generation: int, replicas: int) -> Object:
 READY = pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
 FAILED = pod(phase="Failed")
 SCHEDULED = pod(conditions=[{"type": "PodScheduled", "status": "True"}])
+NOWHERE = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
+UNPULLED = pod(containerStatuses=[{"name": "worker", "state": {"waiting": {"reason": "ErrImagePull"}}}])
+REFUSED = deployment(1, 0)
+REFUSED["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True"}]
 
 
 @pytest.mark.parametrize(
-    ("kind", "old", "new", "after"),
+    ("kind", "old", "new", "due"),
     [
-        ("pods", None, pod(), LATER),
-        ("pods", pod(), SCHEDULED, LATER),
+        ("pods", None, pod(), COURSE),
+        ("pods", pod(), SCHEDULED, COURSE),
+        ("pods", pod(), NOWHERE, TROUBLE),
+        ("pods", None, NOWHERE, TROUBLE),
+        ("pods", SCHEDULED, UNPULLED, TROUBLE),
         ("pods", SCHEDULED, READY, TOGETHER),
         ("pods", READY, FAILED, TOGETHER),
         ("pods", READY, None, TOGETHER),
-        ("pods", FAILED, None, LATER),
-        ("deployments", None, deployment(1, 0), LATER),
-        ("deployments", deployment(1, 0), deployment(1, 3), LATER),
+        ("pods", FAILED, None, COURSE),
+        ("deployments", None, deployment(1, 0), COURSE),
+        ("deployments", deployment(1, 0), deployment(1, 3), COURSE),
+        ("deployments", deployment(1, 0), REFUSED, TROUBLE),
         ("deployments", deployment(1, 3), deployment(2, 3), TOGETHER),
         ("deployments", deployment(1, 3), None, TOGETHER),
     ],
 )
-def test_what_may_change_a_decision_comes_first(
-    kind: str, old: Object | None, new: Object | None, after: float
-) -> None:
+def test_what_may_change_a_decision_comes_first(kind: str, old: Object | None, new: Object | None, due: Due) -> None:
     woken, watches = watched("demo")
     changed = told(watches, kind)
     if old is not None:
         changed(KEY, None, old)
         woken.clear()
     changed(KEY, old, new)
-    assert woken == [(KEY, after)]
+    assert woken == [(KEY, due)]
+
+
+@pytest.mark.parametrize(
+    ("due", "alone", "in_a_crowd"),
+    [(AT_ONCE, 0.0, 0.0), (TOGETHER, 0.1, 0.1), (TROUBLE, 1.0, 4.0), (COURSE, 1.0, 15.0)],
+)
+def test_what_takes_its_course_waits_for_its_turn_and_trouble_does_not(
+    due: Due, alone: float, in_a_crowd: float
+) -> None:
+    assert (due.pause(0.05), due.pause(15.0)) == (alone, in_a_crowd)
 
 
 def renamed(found: Object, name: str) -> Object:
@@ -88,13 +104,13 @@ def test_of_workers_that_come_up_the_last_is_urgent_and_the_head_always() -> Non
     changed(KEY, members["b"], renamed(READY, "b"))
     changed(KEY, renamed(READY, "b"), renamed(pod(), "b"))
     changed(KEY, renamed(READY, "a"), renamed(FAILED, "a"))
-    assert [after for _, after in woken] == [LATER, TOGETHER, TOGETHER, TOGETHER, TOGETHER]
+    assert [due for _, due in woken] == [COURSE, TOGETHER, TOGETHER, TOGETHER, TOGETHER]
 
 
-def watched(*clusters: str) -> tuple[list[tuple[tuple[str, str], float]], Watches]:
+def watched(*clusters: str) -> tuple[list[tuple[tuple[str, str], Due]], Watches]:
     """What they wake, and the watches of an operator that knows these clusters."""
-    woken: list[tuple[tuple[str, str], float]] = []
-    watches = Watches(Client(Target("https://localhost")), (), lambda key, after: woken.append((key, after)))
+    woken: list[tuple[tuple[str, str], Due]] = []
+    watches = Watches(Client(Target("https://localhost")), (), lambda key, due: woken.append((key, due)))
     watches.clusters |= {("team", name): {} for name in clusters}
     return woken, watches
 
@@ -115,7 +131,7 @@ def test_a_pod_that_is_no_member_is_nothing_to_a_cluster(odd: Object) -> None:
     changed(KEY, odd, labelled(odd, more="x"))
     assert (woken, watches.seen(KEY).pods()) == ([], [])
     changed(KEY, odd, READY)
-    assert (woken, watches.seen(KEY).pods()) == ([(KEY, LATER)], [READY])
+    assert (woken, watches.seen(KEY).pods()) == ([(KEY, COURSE)], [READY])
     changed(KEY, READY, odd)
     assert (woken[1:], watches.seen(KEY).pods()) == ([(KEY, TOGETHER)], []), "it has lost a member"
     changed(KEY, odd, None)
@@ -129,7 +145,7 @@ def test_what_goes_over_to_another_cluster_is_gone_from_the_first() -> None:
     woken.clear()
     changed(KEY, READY, theirs)
     assert (watches.seen(KEY).pods(), watches.seen(("team", "other")).pods()) == ([], [theirs])
-    assert woken == [(KEY, TOGETHER), (("team", "other"), LATER)]
+    assert woken == [(KEY, TOGETHER), (("team", "other"), COURSE)]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class World:
 
     async def apply(self, obj: Object) -> Object:
         kept = {key: self.deployment["metadata"][key] for key in ("uid", "resourceVersion", "generation")}
-        self.deployment = {**obj, "metadata": {**obj["metadata"], **kept}}
+        self.deployment = {**self.deployment, **obj, "metadata": {**obj["metadata"], **kept}}
         return self.deployment
 
     # the story
@@ -143,6 +143,24 @@ def test_it_is_never_lowered_by_what_was_seen_while_workers_are_on_their_way_out
     assert world.replicas == 5
     world.ensure("a", "b")  # nobody is on the way out any more
     assert world.replicas == 2
+
+
+def test_pods_that_a_lagging_watch_has_not_shown_keep_it_from_being_lowered(world: World) -> None:
+    """The ReplicaSet might take them, with all that they hold."""
+    world.deployment |= {"status": {"replicas": 4}}
+    world.ensure("a", "b")
+    world.remove("c")
+    assert (world.replicas, world.going) == (3, [])
+    assert "c goes as soon as all pods of demo-worker have been seen." in world.causes()
+    world.of_name["d"] = world.worker("d")
+    world.remove("c")
+    assert world.going == ["c"]
+
+
+def test_pods_that_were_not_seen_are_lost_by_force(world: World) -> None:
+    world.deployment |= {"status": {"replicas": 4}}
+    world.remove("c", force=True)
+    assert (world.replicas, world.going) == (2, ["c"])
 
 
 def test_a_worker_that_took_long_to_drain_still_waits_for_the_others(world: World) -> None:

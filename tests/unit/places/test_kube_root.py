@@ -10,19 +10,20 @@ import pytest
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind
+from oars.model import MemberId, Notes, Retiring
 from oars.places.kube import counted
 from oars.places.kube.root import ClusterRoot
 from tests.unit.places.test_kube_counted import Object, resource
 
 
 class Server:
-    """Takes patches of the spec, or refuses them."""
+    """Takes patches, or refuses them."""
 
     def __init__(self, refusal: int = 0) -> None:
         self.patches: list[Object] = []
         self.refusal = refusal
 
-    async def patch(self, kind: Kind, name: str, namespace: str, body: Object) -> Object:
+    async def patch(self, kind: Kind, name: str, namespace: str, body: Object, subresource: str = "") -> Object:
         self.patches.append(body)
         if self.refusal:
             raise ApiError(self.refusal, {})
@@ -61,3 +62,15 @@ def test_what_agrees_is_left_alone() -> None:
     server: Any = Server()
     asyncio.run(root(server, resource(5, 3, "default=3")).settle())
     assert server.patches == []
+
+
+def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
+    """Whoever takes over from an operator that died then would choose others."""
+    server = Server(500)
+    one, notes = root(server, resource(2, 3)), Notes(retiring={MemberId("a"): Retiring(1.0)})
+    with pytest.raises(ApiError):
+        asyncio.run(one.save(notes, None, ()))
+    server.refusal = 0
+    asyncio.run(one.save(notes, None, ()))
+    asyncio.run(one.save(notes, None, ()))
+    assert [[*patch["status"]["notes"]["retiring"]] for patch in server.patches] == [["a"], ["a"]]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import pytest
@@ -11,6 +14,7 @@ from oars import engines
 from oars.base.errors import EngineUnreachable
 from oars.kube.client import Client
 from oars.model import HEAD, Member, MemberId, MemberState, Role
+from oars.places.kube import names
 from oars.places.kube.describe import describe
 from oars.places.kube.wire import KubeWire, Reach
 from oars.spec.cluster import ClusterSpec
@@ -46,21 +50,177 @@ def test_who_has_no_address_yet_is_not_there() -> None:
     assert addresses(member("a", "default", "")) == {}
 
 
-def test_a_way_that_no_longer_leads_there_is_looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the head could be dialled; then a policy came to hold, and nobody answers there any more."""
+# the way to a head
+
+
+class Opened:
+    """A connection that was made, and is not used."""
+
+    def close(self) -> None:
+        pass
+
+
+def dialling(monkeypatch: pytest.MonkeyPatch, error: OSError | None = None) -> list[str]:
+    """What is dialled from now on."""
     dialled: list[str] = []
 
-    async def dial(host: str, port: int) -> None:
+    async def dial(host: str, port: int) -> tuple[None, Opened]:
         dialled.append(f"{host}:{port}")
-        raise ConnectionRefusedError  # somebody is there
-
-    async def silence(*_: object) -> bytes:
-        raise TimeoutError
+        if error is not None:
+            raise error
+        return None, Opened()
 
     monkeypatch.setattr("oars.places.kube.wire.asyncio.open_connection", dial)
-    monkeypatch.setattr("oars.places.kube.wire.request", silence)
+    return dialled
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: bytes | Exception | None) -> None:
+    """Every request from now on. None: never."""
+
+    async def request(*_: object) -> bytes:
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await asyncio.sleep(60)
+        return answer or b""
+
+    monkeypatch.setattr("oars.places.kube.wire.request", request)
+
+
+def test_a_way_that_no_longer_leads_there_is_looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the head could be dialled; then a policy came to hold, and nobody answers there any more."""
+    dialled = dialling(monkeypatch)
+    answering(monkeypatch, TimeoutError())
     way = wire(member(HEAD, "head"))
     for _ in range(2):
         with pytest.raises(EngineUnreachable, match="port 7104 of the head: no answer in time"):
             asyncio.run(way.http("web", "/"))
     assert dialled == ["10.0.0.1:7104"] * 2
+
+
+def test_also_if_whoever_asked_had_less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = dialling(monkeypatch)
+    answering(monkeypatch, None)
+    way = wire(member(HEAD, "head"))
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            asyncio.run(asyncio.wait_for(way.ask("", {}), 0.01))
+    assert len(dialled) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError(), "no answer in time"),
+        (TimeoutError(110, "Connection timed out"), "Connection timed out"),
+        (ConnectionResetError(), "ConnectionResetError"),
+        (EOFError("the answer broke off after 3 of 9 bytes"), "the answer broke off after 3 of 9 bytes"),
+    ],
+)
+def test_what_went_wrong_is_said(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    dialling(monkeypatch)
+    answering(monkeypatch, error)
+    with pytest.raises(EngineUnreachable, match=f"{words}$"):
+        asyncio.run(wire(member(HEAD, "head")).http("web", "/"))
+
+
+@pytest.mark.parametrize("answer", [b'{"ok": [1, 2', b"", b"\xff", b"[1]", b"{}"])
+def test_an_answer_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    dialling(monkeypatch)
+    answering(monkeypatch, answer)
+    with pytest.raises(EngineUnreachable, match=f"port {names.HELPER_PORT} of the head: its answer cannot be read"):
+        asyncio.run(wire(member(HEAD, "head")).ask("", {}))
+
+
+def test_what_the_helper_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialling(monkeypatch)
+    answering(monkeypatch, b'{"ok": [1]}')
+    assert asyncio.run(wire(member(HEAD, "head")).ask("", {})) == [1]
+    answering(monkeypatch, b'{"error": "no such raylet"}')
+    with pytest.raises(EngineUnreachable, match="no such raylet"):
+        asyncio.run(wire(member(HEAD, "head")).ask("", {}))
+
+
+HERE = "127.0.0.1"
+
+
+def reaching(*, forward: bool = True) -> Reach:
+    return Reach(cast(Client, None), "lab", forward=forward)
+
+
+@contextmanager
+def silent_port() -> Iterator[socket.socket]:
+    """One that refuses until somebody listens."""
+    with socket.socket() as found:
+        found.bind((HERE, 0))
+        yield found
+
+
+def number(found: socket.socket) -> int:
+    return int(found.getsockname()[1])
+
+
+def is_open(address: str) -> bool:
+    """Somebody listens there."""
+    host, _, port = address.partition(":")
+    with socket.socket() as other:
+        try:
+            other.bind((host, int(port)))
+        except OSError:
+            return True
+    return False
+
+
+def test_where_a_dial_is_refused_a_forward_leads_there_until_somebody_listens() -> None:
+    """A firewall may refuse as well as a head that does not listen yet."""
+
+    async def story() -> None:
+        reach = reaching()
+        with silent_port() as port:
+            direct = f"{HERE}:{number(port)}"
+            first, second = [await reach.address("a", HERE, number(port)) for _ in range(2)]
+            assert first == second != direct and is_open(first)
+            port.listen()
+            assert await reach.address("a", HERE, number(port)) == direct
+        await reach.close()
+        assert not is_open(first)
+
+    asyncio.run(story())
+
+
+def test_inside_the_cluster_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = dialling(monkeypatch, ConnectionRefusedError())
+    assert asyncio.run(reaching(forward=False).address("a", HERE, 1)) == f"{HERE}:1"
+    assert dialled == []
+
+
+def test_that_there_is_no_way_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        reach = reaching()
+        for _ in range(2):
+            await reach.address("a", "10.0.0.1", 7104)
+        await reach.close()
+
+    dialled = dialling(monkeypatch, OSError(113, "No route to host"))
+    asyncio.run(story())
+    assert len(dialled) == 1
+
+
+def test_forwards_to_a_head_that_was_replaced_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialling(monkeypatch, OSError(113, "No route to host"))
+
+    async def both(reach: Reach, pod: str) -> list[str]:
+        return await asyncio.gather(*(reach.address(pod, "10.0.0.1", port) for port in (7103, 7104)))
+
+    async def story() -> None:
+        reach = reaching()
+        old, new = await both(reach, "a"), await both(reach, "b")
+        assert [*map(is_open, old + new)] == [False, False, True, True]
+        late = await both(reach, "a")
+        assert [*map(is_open, late + new)] == [True] * 4, "a late question takes nothing from the new head"
+        assert await both(reach, "b") == new
+        assert [*map(is_open, late + new)] == [False, False, True, True]
+        await reach.close()
+        assert not any(map(is_open, new))
+
+    asyncio.run(story())

@@ -127,7 +127,13 @@ class TestScaleDown:
         (remove,) = decide(desired(2), observed, view_of(observed), NOW).steps
         assert isinstance(remove, Remove) and names(remove) == (W2,)
         serving = view_of(replace(observed, notes=Notes()))
-        assert decide(desired(2), observed, serving, NOW).steps == (Drain((W2,)),)
+        again = decide(desired(2), observed, serving, NOW)
+        assert again.steps == (Drain((W2,)),)
+        emptying = replace(observed, notes=again.notes)  # meanwhile it takes no work, and counts as not ready
+        assert decide(desired(2), emptying, view_of(observed), NOW + 1).steps == (Drain((W2,)),)
+        by_force = replace(desired(2), force=True)
+        assert names(decide(by_force, observed, serving, NOW).steps[0]) == (W2,)
+        assert isinstance(decide(by_force, observed, serving, NOW).steps[0], Remove)
 
     def test_drains_before_it_removes(self) -> None:
         observed = Observed((head(), worker(0), worker(1), worker(2)))

@@ -54,6 +54,7 @@ class World:
     refuse: bool = False
     silent: bool = False
     drained: set[MemberId] = field(default_factory=set)
+    draining: set[MemberId] = field(default_factory=set)  # since the last step; they take no work meanwhile
 
     def observed(self) -> Observed:
         return Observed(tuple(self.members.values()), self.notes)
@@ -63,7 +64,8 @@ class World:
         if self.silent or head is None or head.state is not MemberState.RUNNING:
             return View()
         serving = [m for m in self.members.values() if m.role is Role.WORKER and m.head == head.incarnation]
-        known = [m for m in serving if m.state is MemberState.RUNNING and m.id not in self.drained]
+        away = self.drained | self.draining
+        known = [m for m in serving if m.state is MemberState.RUNNING and m.id not in away]
         return View(up=True, members={m.id: MemberView(True, incarnation=m.incarnation) for m in known})
 
     def step(self) -> Decision:
@@ -80,6 +82,7 @@ class World:
                     self.remove(step)
         self.check(decision)
         self.now += 0.1
+        self.answer({member for step in decision.steps if isinstance(step, Drain) for member in step.members})
         return decision
 
     def ensure(self, step: Ensure) -> None:
@@ -96,11 +99,15 @@ class World:
             )
 
     def drain(self, step: Drain) -> None:
-        for member in step.members:
-            assert self.members[member].state is MemberState.RUNNING
+        assert all(self.members[member].state is MemberState.RUNNING for member in step.members)
+
+    def answer(self, asked: set[MemberId]) -> None:
+        """A drain takes until the step after the one that asked for it."""
+        for member in self.draining & self.members.keys():
             if not self.refuse:
                 self.drained.add(member)
             self.notes = with_drained(self.notes, member, not self.refuse, "busy" if self.refuse else "", self.now)
+        self.draining = asked - self.draining
 
     def remove(self, step: Remove) -> None:
         head = self.members.get(HEAD)

@@ -17,6 +17,7 @@ PAUSE = 2.0  # between two looks
 LONG_PAUSE = 30.0  # the same, once nothing has changed for so long
 STUCK = 3.0  # seconds without a change after which a pod that is on its node may need an explanation
 LINES = 20
+LOG_SECONDS = 4.0  # for the log of a container; its node may be away
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
 
 
@@ -90,22 +91,21 @@ class Evidence:
         still = now - self._changed
         if now - self._looked < (LONG_PAUSE if still > LONG_PAUSE else PAUSE):
             return False
-        if any(map(_is_troubled, pods)) or any(map(_is_refused, deployments)):
+        if any(map(is_troubled, pods)) or any(map(is_refused, deployments)):
             return True
         return still > STUCK and any(_is_on_node(pod) and not observe.is_ready(pod) for pod in pods)
 
     async def _gather(self, pods: Sequence[Object]) -> None:
-        names = {pod["metadata"]["name"] for pod in pods}
         here, ground = self._namespace, self._ground
         self._events = await ground.look(EVENT, here, "type=Warning") or []
         self._quotas = await ground.look(RESOURCE_QUOTA, here) or []
         self._limits = await ground.look(LIMIT_RANGE, here) or []
         if any(map(_has_no_node, pods)):
             self._nodes = await ground.look(NODE, None)
-        self._tails = {key: lines for key, lines in self._tails.items() if key[0] in names}
-        for pod in pods:
-            for container in why.logs_needed(pod):
-                self._tails[pod["metadata"]["name"], container] = await self._tail(pod, container)
+        chosen = why.logs_to_read(pods)
+        tails = await asyncio.gather(*(self._tail(pod, container) for pod, container in chosen))
+        read = [(pod["metadata"]["name"], container) for pod, container in chosen]
+        self._tails = dict(zip(read, tails, strict=True))
 
     async def _tail(self, pod: Object, container: str) -> tuple[str, ...]:
         """What it said before it died: of the life that has ended, if it has another by now."""
@@ -113,15 +113,16 @@ class Evidence:
         status = next(each for each in why.all_statuses(pod) if each["name"] == container)
         previous = "terminated" not in (status.get("state") or {}) and bool(status.get("restartCount"))
         try:
-            lines = self._client.logs(
-                metadata["name"], metadata["namespace"], container=container, tail=LINES, previous=previous
-            )
-            return tuple([line async for line in lines])
-        except OarsError:
+            async with asyncio.timeout(LOG_SECONDS):
+                lines = self._client.logs(
+                    metadata["name"], metadata["namespace"], container=container, tail=LINES, previous=previous
+                )
+                return tuple([line async for line in lines])
+        except (OarsError, TimeoutError):
             return ()
 
 
-def _is_troubled(pod: Object) -> bool:
+def is_troubled(pod: Object) -> bool:
     """Its own status says that something is wrong."""
     if pod.get("status", {}).get("phase") == "Failed" or _has_no_node(pod):
         return True
@@ -144,7 +145,8 @@ def _is_on_node(pod: Object) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
-def _is_refused(deployment: Object) -> bool:
+def is_refused(deployment: Object) -> bool:
+    """Its pods are not let in, or do not come up in time."""
     conditions = deployment.get("status", {}).get("conditions") or ()
     failing = {("ReplicaFailure", "True"), ("Progressing", "False")}
     return any((each["type"], each["status"]) in failing for each in conditions)

@@ -188,6 +188,13 @@ def is_settled(deployment: Object, pods: list[Object]) -> bool:
     return _is_acted_on(deployment) and len(list(filter(is_up, pods))) <= deployment["spec"].get("replicas", 1)
 
 
+def has_unseen(deployment: Object, pods: Iterable[Object]) -> bool:
+    """Its controller counts more pods than we have been shown: our watch lags, and a ReplicaSet that is lowered now may
+    take one that we know nothing of."""
+    seen = sum(is_of(pod, deployment) and is_up(pod) for pod in pods)
+    return bool(deployment.get("status", {}).get("replicas", 0) > seen)
+
+
 def _is_acted_on(deployment: Object) -> bool:
     """Its controller has seen what was last asked of it."""
     seen = deployment.get("status", {}).get("observedGeneration", 0)

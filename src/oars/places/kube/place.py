@@ -21,7 +21,7 @@ from oars.places.kube.asked import Asked, group_words, head_words
 from oars.places.kube.evidence import Evidence, Ground
 from oars.places.kube.guard import Guard
 from oars.places.kube.pod import Cluster, revision
-from oars.places.kube.refused import Taken, cause_of
+from oars.places.kube.refused import Taken, cause_of, is_about_roles
 from oars.places.kube.secrets import ensure_secret
 from oars.places.kube.seen import Fresh, Seen
 from oars.places.kube.waiting import Waiting
@@ -198,7 +198,7 @@ class KubePlace:
         try:
             await self._surround([obj for obj in around if not asked or self._around.is_lost(names.which(obj))])
         except ApiError as error:
-            if error.status != 403 or not self._watched or not _is_about_roles(error):
+            if error.status != 403 or not self._watched or not is_about_roles(error):
                 raise
             log.warning(pairs("nobody will watch the owner", cluster=cluster.name, error=error.message))
             self._watched = False
@@ -240,8 +240,10 @@ class KubePlace:
     def _unlowered(self, group: Group, count: int) -> int:
         """While workers are on their way out only `remove` lowers, which says who goes. Fewer were seen than there are
         if a watch lags, and a ReplicaSet that is lowered by it would take any."""
-        live = self._deployment(self._name(group, self._revision(group))) if count > group.replicas else None
-        return count if live is None else max(count, live["spec"].get("replicas", 1))
+        live = self._deployment(self._name(group, self._revision(group)))
+        if live is None or (count <= group.replicas and not observe.has_unseen(live, self.pods())):
+            return count
+        return max(count, int(live["spec"].get("replicas", 1)))
 
     def _name(self, group: Group, wanted: str) -> str:
         """The Deployment's: a group that is being replaced by another description of itself has two for a while."""
@@ -394,7 +396,3 @@ class KubePlace:
 
     async def close(self) -> None:
         await self._setting.reach.close()
-
-
-def _is_about_roles(error: ApiError) -> bool:
-    return str(error.status_details.get("group", "")) == "rbac.authorization.k8s.io"

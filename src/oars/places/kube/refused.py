@@ -35,6 +35,10 @@ def is_for_good(error: OarsError) -> bool:
     return isinstance(error, Taken) or (isinstance(error, ApiError) and is_lasting(error))
 
 
+def is_about_roles(error: ApiError) -> bool:
+    return str(error.status_details.get("group", "")) == "rbac.authorization.k8s.io"
+
+
 @contextmanager
 def rights_told() -> Iterator[None]:
     """Whoever lacks a right reads which rule to add."""

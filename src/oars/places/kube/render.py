@@ -12,8 +12,6 @@ from oars.places.kube.names import Object
 from oars.places.kube.pod import Cluster, file_key, mounted_files, revision, service_variables, template
 from oars.places.kube.values import secret_files
 
-DNS_PORTS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
-
 
 def manifests(cluster: Cluster) -> list[Object]:
     """Everything but secrets, in an order in which it can be applied."""

@@ -125,7 +125,7 @@ class ClusterRoot:
     async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
         """A change that only counts workers may wait: a cluster of a thousand would be written a thousand times."""
         fresh = dict(self._status)
-        if record.dump_notes(notes) != record.dump_notes(self.notes) and notes.head_changes + len(notes.retiring):
+        if notes.head_changes + len(notes.retiring):  # without either there is nothing that must be remembered
             fresh["notes"] = record.dump_notes(notes)
         if status is not None:
             fresh.pop("causes", None)

@@ -13,18 +13,13 @@ from oars.places.kube import names, own, render
 from oars.places.kube.beside import CONTROL_TOKEN
 from oars.places.kube.pod import Cluster
 from oars.places.kube.refused import Taken
-from oars.secure.certs import cluster_certificates
+from oars.secure.secrets import cluster_secrets
 from oars.secure.tokens import new_token
 
 
 def make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
-    """Fresh content for a cluster."""
-    made: dict[str, bytes] = {CONTROL_TOKEN: new_token().encode()}
-    if "tls" in kinds:
-        made |= cluster_certificates(name)
-    if "token" in kinds:
-        made["token"] = new_token().encode()
-    return made
+    """Fresh content for a cluster: what its engine uses, and the helper's token."""
+    return {CONTROL_TOKEN: new_token().encode(), **cluster_secrets(name, kinds)}
 
 
 async def ensure_secret(client: Client, cluster: Cluster, owner: Object) -> str:

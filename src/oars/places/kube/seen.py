@@ -8,7 +8,7 @@ from typing import Protocol
 
 from oars.kube.kinds import Object
 
-CATCH_UP = 5.0  # seconds; a watch that lags longer is renewed, and what we asked for is asked for again
+CATCH_UP = 5.0  # seconds; if a watch lags longer, what we asked for is asked for again
 
 
 class Seen(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Sequence, Set
 
 from oars.model import Cause, Desired
 from oars.places.kube import observe
@@ -17,11 +17,13 @@ class Waiting:
         self._clock = clock
         self._known: dict[str, tuple[float, frozenset[str]]] = {}
 
-    def cause(self, desired: Desired, deployment: Object, pods: Iterable[Object], going: Set[str]) -> Cause | None:
+    def cause(self, desired: Desired, deployment: Object, pods: Sequence[Object], going: Set[str]) -> Cause | None:
         """A ReplicaSet removes pods that are not ready before it looks at the cost, so the others must be. One that
         does not start is not waited for longer than a drain may take. One that runs may hold results, though it is too
         busy to say that it is ready: it is waited for, unless by force."""
         name = deployment["metadata"]["name"]
+        if observe.has_unseen(deployment, pods) and not desired.force:
+            return Cause("Draining", f"{sorted(going)[0]} goes as soon as all pods of {name} have been seen.")
         others = [pod for pod in pods if observe.is_of(pod, deployment) and observe.is_staying(pod)]
         unready = [pod for pod in others if pod["metadata"]["name"] not in going and not observe.is_ready(pod)]
         late = bool(unready) and self._seconds(name, going) > desired.drain_seconds

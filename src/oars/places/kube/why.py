@@ -11,16 +11,17 @@ from collections.abc import Iterable
 from oars.model import Cause
 from oars.places.kube import why_creation, why_deaths, why_loss, why_nodes, why_start
 from oars.places.kube.names import Object
-from oars.places.kube.why_deaths import logs_needed
+from oars.places.kube.why_deaths import logs_needed, logs_to_read, with_lent_tails
 from oars.places.kube.why_facts import HEAD, Finding, Grade, Snapshot, condition, group, is_leaving, name, role
 from oars.places.kube.why_refusal import refusal
 from oars.places.kube.why_start import all_statuses
 
-__all__ = ["Snapshot", "all_statuses", "causes", "logs_needed", "refusal"]
+__all__ = ["Snapshot", "all_statuses", "causes", "logs_needed", "logs_to_read", "refusal"]
 
 
 def causes(snapshot: Snapshot, namespace: str) -> tuple[Cause, ...]:
     """All causes, the gravest first; empty when everything is as wanted."""
+    snapshot = with_lent_tails(snapshot)
     findings = [*why_creation.findings(snapshot, namespace)]
     for pod in snapshot.pods:
         findings += _of_pod(snapshot, pod, namespace)

@@ -29,7 +29,7 @@ _PREFIX = re.compile(r'^(?:\(combined from similar events\): )?(?:Error creating
 def findings(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
     """The objects' own conditions are the truth: they go when it works again, events stay for an hour."""
     told: set[tuple[str, str]] = set()
-    for owner in (*snapshot.replica_sets, *snapshot.deployments):
+    for owner in snapshot.deployments:
         failure = condition(owner, "ReplicaFailure")
         member = (role(owner), group(owner))
         if failure.get("status") == "True" and member not in told and replicas(owner):

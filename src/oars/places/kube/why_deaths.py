@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from oars.places.kube.names import Object
@@ -14,6 +15,7 @@ from oars.places.kube.why_facts import (
     Grade,
     Snapshot,
     events_of,
+    group,
     is_leaving,
     is_ready,
     name,
@@ -29,6 +31,8 @@ from oars.plan.decide import CRASH_LOOP
 from oars.plan.why import LINES
 
 PATIENCE = 20.0  # seconds: a member that starts fails its readiness probe for a while, and nobody wants to hear of it
+SAMPLES = 3  # logs that are read of containers that died alike
+MOST_LOGS = 12  # that are read at a time, however many ways to die there are
 
 _PROBE = re.compile(r"(Readiness|Liveness|Startup) probe (?:failed|errored)[^:]*: ?(.*)", re.DOTALL)
 _CONTAINER = re.compile(r"\{(.+)\}$")  # in the field that an event is about: spec.containers{worker}
@@ -43,6 +47,43 @@ def logs_needed(pod: Object) -> tuple[str, ...]:
         return ()
     died = [each for each in all_statuses(pod) if _death(each)]
     return tuple(each["name"] for each in died if _death(each).get("reason") not in _NEVER_RAN)
+
+
+def logs_to_read(pods: Iterable[Object]) -> list[tuple[Object, str]]:
+    """Pods and containers: a few of those that died alike, as the others would say the same. Pods that are not ready
+    come first, and one of each kind before a second of any."""
+    alike: dict[tuple[str, ...], list[tuple[Object, str]]] = {}
+    for pod in sorted(pods, key=is_ready):
+        needed = logs_needed(pod)
+        for status in all_statuses(pod):
+            if status["name"] in needed:
+                alike.setdefault(_likeness(pod, status), []).append((pod, status["name"]))
+    turns = [found[turn] for turn in range(SAMPLES) for found in alike.values() if turn < len(found)]
+    return turns[:MOST_LOGS]
+
+
+def with_lent_tails(snapshot: Snapshot) -> Snapshot:
+    """Whoever died and was not read, or wrote nothing, has the last lines of one that died alike, so that both are told
+    as one."""
+    died = [
+        ((name(pod), str(status["name"])), _likeness(pod, status), _tail(snapshot, pod, status["name"]))
+        for pod in snapshot.pods
+        for status in all_statuses(pod)
+        if _death(status)
+    ]
+    lent: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for _, alike, tail in died:
+        if tail:
+            lent.setdefault(alike, tail)
+    tails = {key: tail or lent.get(alike, ()) for key, alike, tail in died}
+    return replace(snapshot, log_tails={**snapshot.log_tails, **tails})
+
+
+def _likeness(pod: Object, status: Mapping[str, Any]) -> tuple[str, ...]:
+    """The same for containers whose deaths are told alike, as far as that can be known without their logs."""
+    death = _death(status)
+    is_back = "back" if _is_back(pod, status) else ""
+    return (role(pod), group(pod), str(status["name"]), str(death.get("reason", "")), _how(death), is_back)
 
 
 def findings(snapshot: Snapshot, pod: Object, namespace: str) -> Iterable[Finding]:

@@ -20,11 +20,10 @@ class Snapshot:
     pods: Sequence[Object] = ()
     events: Sequence[Object] = ()
     deployments: Sequence[Object] = ()
-    replica_sets: Sequence[Object] = ()
     nodes: Sequence[Object] | None = None  # None: not allowed to look
     quotas: Sequence[Object] = ()
     limit_ranges: Sequence[Object] = ()
-    # By pod and container: the last lines of what died.
+    # By pod and container: the last lines of what died. Where many died alike, of some of them.
     log_tails: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
 
@@ -84,7 +83,7 @@ def whose(obj: Object) -> str:
 
 def cluster_of(snapshot: Snapshot) -> str:
     """The cluster's name, from whatever carries it."""
-    for obj in (*snapshot.pods, *snapshot.deployments, *snapshot.replica_sets):
+    for obj in (*snapshot.pods, *snapshot.deployments):
         if CLUSTER in labels(obj):
             return labels(obj)[CLUSTER]
     return ""

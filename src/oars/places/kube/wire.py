@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oars.base.errors import EngineUnreachable, OarsError
@@ -30,20 +30,25 @@ class Reach:
         self._forward = forward
         self._direct: dict[str, bool] = {}
         self._forwards: dict[tuple[str, int], tuple[Forwarder, int]] = {}
+        self._pods: list[str] = []  # in the order in which they came: each replaced those before it
         self._lock = asyncio.Lock()
 
     async def address(self, pod: str, ip: str, port: int) -> str:
         """host:port that leads there."""
-        if not self._forward or await self._can_dial(ip, port):
+        if not self._forward:
+            return f"{ip}:{port}"
+        await _close_all(self._outdated(pod))
+        if await self._can_dial(ip, port):
             return f"{ip}:{port}"
         async with self._lock:
             if (pod, port) not in self._forwards:
                 forwarder = Forwarder(self._client, lambda: _chosen(self._namespace, pod, port))
                 self._forwards[pod, port] = forwarder, await forwarder.start()
-        return f"127.0.0.1:{self._forwards[pod, port][1]}"
+            return f"127.0.0.1:{self._forwards[pod, port][1]}"
 
     async def _can_dial(self, ip: str, port: int) -> bool:
-        """Refused counts as reached: whether somebody listens there is another question."""
+        """What is refused is dialled again the next time: it may be a firewall, which a forward passes, or a head that
+        does not listen yet and can be dialled in a moment."""
         if ip not in self._direct:
             try:
                 async with asyncio.timeout(DIAL_SECONDS):
@@ -51,7 +56,7 @@ class Reach:
                     writer.close()
                 self._direct[ip] = True
             except ConnectionRefusedError:
-                self._direct[ip] = True
+                return False
             except (OSError, TimeoutError):
                 self._direct[ip] = False
         return self._direct[ip]
@@ -60,10 +65,23 @@ class Reach:
         """The way that was found no longer leads there, e.g. since a policy holds: it is looked for anew."""
         self._direct.pop(ip, None)
 
+    def _outdated(self, pod: str) -> list[Forwarder]:
+        """Forwards to pods that this one replaced, which nobody finds here any more. A late question to one of those
+        takes nothing from its successor."""
+        if pod not in self._pods:
+            self._pods.append(pod)
+        before = self._pods[: self._pods.index(pod)]
+        return [self._forwards.pop(key)[0] for key in list(self._forwards) if key[0] in before]
+
     async def close(self) -> None:
-        for forwarder, _ in self._forwards.values():
-            await forwarder.close()
+        forwarders = [forwarder for forwarder, _ in self._forwards.values()]
         self._forwards.clear()
+        await _close_all(forwarders)
+
+
+async def _close_all(forwarders: Iterable[Forwarder]) -> None:
+    """Also if whoever waits for it is cancelled: nobody else knows them any more."""
+    await asyncio.shield(asyncio.gather(*(forwarder.close() for forwarder in forwarders)))
 
 
 async def _chosen(namespace: str, pod: str, port: int) -> tuple[str, str, int]:
@@ -117,10 +135,13 @@ class KubeWire:
 
     async def ask(self, script: str, question: Mapping[str, Any]) -> Any:
         body = json.dumps({"script": script, "request": question}).encode()
-        answer = json.loads(await self._request(names.HELPER_PORT, "/ask", "POST", body, ASK_SECONDS))
-        if "error" in answer:
-            raise EngineUnreachable(str(answer["error"]))
-        return answer["ok"]
+        answer = _json(await self._request(names.HELPER_PORT, "/ask", "POST", body, ASK_SECONDS))
+        match answer:
+            case {"error": words}:
+                raise EngineUnreachable(str(words))
+            case {"ok": found}:
+                return found
+        raise EngineUnreachable(f"port {names.HELPER_PORT} of the head: its answer cannot be read")
 
     async def _request(self, port: int, path: str, method: str, body: bytes, seconds: float) -> bytes:
         head = next((member for member in self._members if member.id == HEAD), None)
@@ -131,10 +152,25 @@ class KubeWire:
             async with asyncio.timeout(seconds):
                 address = await self._reach.address(self._head_pod, head.address, port)
                 return await request(address, path, method, body, headers)
-        except (OSError, TimeoutError, ValueError, IndexError, EOFError) as error:
+        except asyncio.CancelledError:
+            self._reach.doubt(head.address)  # whoever asked had less patience: packets may vanish on the way
+            raise
+        except (OSError, TimeoutError, ValueError, EOFError) as error:
             self._reach.doubt(head.address)
-            raise EngineUnreachable(f"port {port} of the head: {str(error) or 'no answer in time'}") from error
+            raise EngineUnreachable(f"port {port} of the head: {_words(error)}") from error
         except EngineUnreachable:
             raise
         except OarsError as error:
             raise EngineUnreachable(error.message) from error
+
+
+def _json(text: bytes) -> Any:
+    """None for what is no JSON, e.g. half of it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _words(error: Exception) -> str:
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

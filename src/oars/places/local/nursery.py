@@ -24,7 +24,7 @@ from oars.places.local.process import describe_exit, identify, send
 ZYGOTE = Path(__file__).with_name("zygote.py")
 SPAWN_SECONDS = 60.0  # importing an engine on a cold, busy machine takes long
 HISTORY = 1000  # children whose end is remembered
-EXIT_SECONDS = 1.0
+EXIT_SECONDS = 20.0  # it tells at once, unless it does not get the processor; for a dead one nobody waits
 CLOSE_SECONDS = 5.0
 
 log = get_logger(__name__)
@@ -95,7 +95,8 @@ class Nursery:
             self._spawned.pop(number, None)
 
     async def exit_reason(self, pid: int) -> str | None:
-        """How a child of ours that is gone has ended; its parent, the zygote, hears of it a moment after we see it."""
+        """How a child of ours that is gone has ended; its parent, the zygote, hears of it a moment after we see it.
+        Empty: nobody will ever say, as the zygote is gone too."""
         if pid not in self._children:
             return None
         try:
@@ -123,6 +124,13 @@ class Nursery:
             raise StartFailed(f"The process that starts members is gone: {error}.") from error
 
     async def _read(self) -> None:
+        try:
+            await self._hear_all()
+        finally:
+            self._hear_no_more()
+
+    async def _hear_all(self) -> None:
+        """Until the zygote ends."""
         buffer = b""
         loop = asyncio.get_running_loop()
         while True:
@@ -131,13 +139,19 @@ class Nursery:
             except OSError:
                 data = b""
             if not data:
-                break
+                return
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 self._hear(json.loads(line))
+
+    def _hear_no_more(self) -> None:
+        """Whoever waits for word of the zygote waits in vain."""
         for future in self._spawned.values():
             if not future.done():
                 future.set_exception(StartFailed("The process that starts members died.", "", ()))
+        for child in self._children.values():
+            if not child.done():
+                child.set_result("")
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "exited" in message:

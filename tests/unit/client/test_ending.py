@@ -1,0 +1,161 @@
+"""The end of a cluster: whose it is that has the name, and which pods are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from oars.base.errors import Denied
+from oars.base.settings import Settings
+from oars.client import ending
+from oars.client.home import Making
+from oars.client.homes import Where
+from oars.client.kubernetes import KubeHome
+from oars.kube.errors import ApiError
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object, of
+from oars.model import Role
+from oars.places.kube import names
+from oars.places.kube.root import Intent
+from oars.spec.load import build
+from tests.unit.client.test_kube_home import GROUPS, Server, at_home, with_direct, with_operated
+
+MODES = ["direct", "operator"]
+ROOTS = {"direct": (CONFIG_MAP, names.root("demo")), "operator": (COMPUTE_CLUSTER, "demo")}
+MEMBER = names.pod_labels("demo", Role.HEAD, "head")
+
+
+class Shared(Server):
+    """What is made through it has another uid than what is put there."""
+
+    async def create(self, obj: Object, kind: Kind | None = None) -> Object:
+        kind, name = of(obj), str(obj["metadata"]["name"])
+        self.put(kind, name, **{**obj, "metadata": {**obj["metadata"], "uid": f"my {name}"}})
+        return await self.get(kind, name)
+
+
+Stop = Callable[[KubeHome], None]
+
+
+def stopped(home: KubeHome) -> None:
+    assert asyncio.run(home.stop("demo", wait=1))
+
+
+def stopped_at_exit(home: KubeHome) -> None:
+    home.stop_at_exit("demo")
+
+
+def stopped_twice(home: KubeHome) -> None:
+    stopped(home)
+    stopped(home)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ending, "FORCE_AFTER", 0.0)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Shared:
+    """The one that every home speaks to, also those that are made at the end. Nobody looks after clusters."""
+
+    async def no_run(*_: object) -> None:
+        pass
+
+    server = Shared()
+    monkeypatch.setattr(KubeHome, "_client", server)
+    monkeypatch.setattr(KubeHome, "_run", no_run)
+    return server
+
+
+def made(mode: str) -> KubeHome:
+    """A cluster of ours in a namespace of its own."""
+    home = KubeHome(Settings.from_environ(os.environ), {}, Where("kubernetes", namespace="team", mode=mode))
+    spec = build({**GROUPS, "image": "i:1", "namespace": {"create": True}}).spec
+    asyncio.run(home.create("demo", spec, Making(True, lambda _: None)))
+    return home
+
+
+def replaced(server: Server, mode: str) -> list[Any]:
+    """A colleague's cluster has the name now; what is theirs."""
+    server.objects = {key: obj for key, obj in server.objects.items() if key[0] == "Namespace"}
+    (with_direct if mode == "direct" else with_operated)(server, GROUPS)
+    server.put(POD, "theirs", metadata={"labels": MEMBER})
+    return list(server.objects)
+
+
+@pytest.mark.parametrize("stop", [stopped, stopped_at_exit, stopped_twice])
+@pytest.mark.parametrize("their", MODES)
+@pytest.mark.parametrize("my", MODES)
+def test_a_cluster_that_has_the_name_of_mine_stays(server: Shared, my: str, their: str, stop: Stop) -> None:
+    """Mine was removed while a laptop slept. What is theirs is neither deleted nor waited for."""
+    home = made(my)
+    theirs = replaced(server, their)
+    stop(home)
+    assert list(server.objects) == theirs
+
+
+@pytest.mark.parametrize("my", MODES)
+def test_a_second_stop_leaves_what_came_after_the_first(server: Shared, my: str) -> None:
+    home = made(my)
+    stopped(home)
+    theirs = replaced(server, my)
+    stopped(home)
+    assert list(server.objects) == theirs
+
+
+@pytest.mark.parametrize("stop", [stopped, stopped_at_exit])
+@pytest.mark.parametrize("my", MODES)
+def test_mine_goes_with_its_namespace(server: Shared, my: str, stop: Stop) -> None:
+    stop(made(my))
+    assert not {(kind.kind, name) for kind, name in (*ROOTS.values(), (NAMESPACE, "team"))} & set(server.objects)
+
+
+@pytest.mark.parametrize("my", MODES)
+def test_a_namespace_that_was_left_of_mine_goes(server: Shared, my: str) -> None:
+    """The helper beside the head has removed the rest."""
+    home = made(my)
+    kind, name = ROOTS[my]
+    del server.objects[kind.kind, name]
+    stopped(home)
+    assert ("Namespace", "team") not in server.objects
+
+
+@pytest.mark.parametrize("their", MODES)
+def test_whoever_names_a_cluster_stops_it_whoever_made_it(server: Shared, their: str) -> None:
+    made(their)
+    stopped(at_home(server))
+    kind, name = ROOTS[their]
+    assert (kind.kind, name) not in server.objects
+
+
+def test_only_members_are_waited_for(server: Shared) -> None:
+    """Whoever may label a pod can give it a cluster's name."""
+    home = made("direct")
+    server.put(POD, "odd", metadata={"labels": {names.CLUSTER: "demo"}})
+    server.put(POD, "demo-head-1", metadata={"labels": MEMBER})
+    stopped(home)
+    assert [name for kind, name in server.objects if kind == "Pod"] == ["odd"]
+
+
+def test_an_operators_cluster_that_one_may_not_delete_keeps_its_files() -> None:
+    class Refusing(Server):
+        async def delete(self, kind: Kind, name: str, *_: Any, **how: Any) -> bool:
+            if kind is COMPUTE_CLUSTER:
+                raise ApiError(403, {"reason": "Forbidden", "message": "no"})
+            return await super().delete(kind, name, *_, **how)
+
+    server = Refusing()
+    with_operated(server, GROUPS)
+    server.put(CONFIG_MAP, names.root("demo"), data={"dask.yaml": ""})
+    with pytest.raises(Denied):
+        asyncio.run(at_home(server).stop("demo", wait=1))
+    assert ("ConfigMap", "demo-oars") in server.objects
+    del server.objects["ComputeCluster", "demo"]
+    server.put(CONFIG_MAP, names.root("demo"), data=Intent(GROUPS).data())
+    assert asyncio.run(at_home(server).stop("demo", wait=1))
+    assert not server.objects

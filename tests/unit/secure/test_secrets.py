@@ -1,0 +1,23 @@
+"""What a new cluster is given, wherever it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from oars.places.kube.secrets import make_secrets
+from oars.secure.secrets import cluster_secrets
+
+TLS = {"ca.pem", "cert.pem", "key.pem"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "files"), [((), set()), (("token",), {"token"}), (("tls",), TLS), (("tls", "token"), {*TLS, "token"})]
+)
+def test_what_its_engine_uses_and_no_more(kinds: tuple[str, ...], files: set[str]) -> None:
+    assert set(cluster_secrets("demo", kinds)) == files
+    assert set(make_secrets("demo", kinds)) == {*files, "control"}
+
+
+def test_no_two_clusters_have_the_same() -> None:
+    one, other = (make_secrets("demo", ("tls", "token")) for _ in range(2))
+    assert not set(one.values()) & set(other.values())
