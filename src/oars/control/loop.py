@@ -93,6 +93,8 @@ class Loop:
 
     def _without_draining(self, view: View) -> View:
         """One that is being emptied takes no work, also if it is wanted again or the engine has not begun with it."""
+        if not self._draining:
+            return view
         members = {m: replace(seen, ready=seen.ready and m not in self._draining) for m, seen in view.members.items()}
         return replace(view, members=members)
 

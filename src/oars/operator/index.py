@@ -113,12 +113,11 @@ class Pods(Index):
     def due(self, key: Key, old: Object | None, new: Object | None) -> Due:
         """A worker that comes up is urgent if it is the last that was waited for. A head always is: workers may have to
         be replaced for it."""
-        course = TROUBLE if new is not None and is_troubled(new) else COURSE
         if old is None or observe.outline(old) == (observe.outline(new) if new else ()):
-            return course
+            return _course(new, is_troubled)
         if new is None or key not in self._unready or observe.role(new) is not Role.WORKER:
             return TOGETHER
-        return course if observe.is_starting(old, new) else TOGETHER
+        return _course(new, is_troubled) if observe.is_starting(old, new) else TOGETHER
 
 
 class Watches:
@@ -201,7 +200,11 @@ def _sooner_if_edited(_: Key, old: Object | None, new: Object | None) -> Due:
     """What it shall be has changed, whoever changed it. What it does about it is seen by its pods."""
     if old is not None and (new is None or old["metadata"]["generation"] != new["metadata"]["generation"]):
         return TOGETHER
-    return TROUBLE if new is not None and is_refused(new) else COURSE
+    return _course(new, is_refused)
+
+
+def _course(new: Object | None, is_wrong: Callable[[Object], bool]) -> Due:
+    return TROUBLE if new is not None and is_wrong(new) else COURSE
 
 
 def _if_gone(_key: Key, _: Object | None, new: Object | None) -> Due | None:

@@ -241,9 +241,9 @@ class KubePlace:
         """While workers are on their way out only `remove` lowers, which says who goes. Fewer were seen than there are
         if a watch lags, and a ReplicaSet that is lowered by it would take any."""
         live = self._deployment(self._name(group, self._revision(group)))
-        if live is None or (count <= group.replicas and not observe.has_unseen(live, self.pods())):
+        if live is None or (now := int(live["spec"].get("replicas", 1))) <= count:
             return count
-        return max(count, int(live["spec"].get("replicas", 1)))
+        return now if count > group.replicas or observe.has_unseen(live, self.pods()) else count
 
     def _name(self, group: Group, wanted: str) -> str:
         """The Deployment's: a group that is being replaced by another description of itself has two for a while."""

@@ -65,6 +65,8 @@ def logs_to_read(pods: Iterable[Object]) -> list[tuple[Object, str]]:
 def with_lent_tails(snapshot: Snapshot) -> Snapshot:
     """Whoever died and was not read, or wrote nothing, has the last lines of one that died alike, so that both are told
     as one."""
+    if not snapshot.log_tails:
+        return snapshot
     died = [
         ((name(pod), str(status["name"])), _likeness(pod, status), _tail(snapshot, pod, status["name"]))
         for pod in snapshot.pods

@@ -37,7 +37,8 @@ class Reach:
         """host:port that leads there."""
         if not self._forward:
             return f"{ip}:{port}"
-        await _close_all(self._outdated(pod))
+        if outdated := self._outdated(pod):
+            await _close_all(outdated)
         if await self._can_dial(ip, port):
             return f"{ip}:{port}"
         async with self._lock:
