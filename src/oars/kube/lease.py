@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -22,14 +22,21 @@ from oars.kube.kinds import LEASE, Object
 
 LONGEST_RENEWAL = 2 / 3  # of its duration: a leader that could not renew a Lease for so long steps down
 LOOKS = 10  # while one waits for that; not a watch, which takes rights that not everybody has
+# On Linux CLOCK_MONOTONIC, which is time.monotonic(), stands still while the machine sleeps; Leases do not.
+CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 _log = get_logger(__name__)
+
+
+def lasting() -> float:
+    """The seconds that have passed for everybody, also while this machine slept."""
+    return time.clock_gettime(CLOCK)
 
 
 class Elector:
     """One candidate. Its identity must be its own: a pod's name with something random, say."""
 
-    def __init__(  # noqa: PLR0913 (the three times belong together)
+    def __init__(  # noqa: PLR0913 (the times belong together)
         self,
         client: Client,
         namespace: str,
@@ -38,6 +45,7 @@ class Elector:
         duration: float = 15,
         renew: float = 10,
         retry: float = 2,
+        clock: Callable[[], float] = lasting,
     ) -> None:
         if not retry < renew < duration:
             raise ValueError("retry < renew < duration must hold")
@@ -51,6 +59,7 @@ class Elector:
         self._namespace = namespace
         self._name = name
         self._duration, self._renew, self._retry = duration, renew, retry
+        self._clock = clock
         self._lease: Object = {}  # as we wrote it last
         self._renewed = float("-inf")  # when we asked for the last renewal that was granted
         self._seen: tuple[str, float] = ("", 0.0)  # the version of another's Lease, and since when we know it
@@ -58,11 +67,14 @@ class Elector:
 
     @property
     def leads(self) -> bool:
-        """Whether we lead now. Also right in a process that was stopped for a while and has not noticed yet."""
-        return self.leading.is_set() and time.monotonic() < self._renewed + self._duration
+        """Whether we lead now. Also right in a process that was stopped for a while, or whose machine slept, and that
+        has not noticed yet."""
+        return self.leading.is_set() and self._clock() < self._renewed + self._duration
 
     async def lead(self, stop: asyncio.Event | None = None) -> bool:
         """Wait until we lead, then renew in the background; `lost` is set when that ends. False: `stop` came first."""
+        await self._end_renewing()  # its own pauses stand still in a sleep: it may not know yet that we lead no more
+        self.leading.clear()
         self.lost.clear()
         while not (stop and stop.is_set()):
             if await self._attempt(self._retry * 2):
@@ -75,11 +87,7 @@ class Elector:
 
     async def release(self) -> None:
         """Step down in good order: the next one need not wait."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._end_renewing()
         known = bool(self._lease.get("metadata", {}).get("resourceVersion"))
         if self.leads and known:
             lease = self._written(self._lease)
@@ -89,19 +97,25 @@ class Elector:
                     await self._client.replace(lease)
         self._step_down()
 
+    async def _end_renewing(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])  # not the task itself: whoever cancels us must not be taken for the task's end
+
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._renew / 2 if self._fresh() else self._retry / 2)
-            left = self._renewed + self._renew - time.monotonic()
+            left = self._renewed + self._renew - self._clock()
             if left > 0 and await self._attempt(left):
                 continue
-            if self._held_by_another() or time.monotonic() >= self._renewed + self._renew:
+            if self._held_by_another() or self._clock() >= self._renewed + self._renew:
                 _log.warning(pairs("lost the lead", lease=self._name, identity=self.identity))
                 self._step_down()
                 return
 
     def _fresh(self) -> bool:
-        return time.monotonic() - self._renewed < self._renew / 2
+        return self._clock() - self._renewed < self._renew / 2
 
     def _step_down(self) -> None:
         self.leading.clear()
@@ -112,7 +126,7 @@ class Elector:
 
     async def _attempt(self, seconds: float) -> bool:
         """Take or renew the Lease; False when it is another's or the server does not answer in time."""
-        asked = time.monotonic()
+        asked = self._clock()
         try:
             async with asyncio.timeout(seconds):
                 taken = await self._take()
@@ -156,8 +170,8 @@ class Elector:
         if spec.get("holderIdentity") in (self.identity, "", None):
             return True
         if version != self._seen[0]:
-            self._seen = (version, time.monotonic())
-        return time.monotonic() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._duration)
+            self._seen = (version, self._clock())
+        return self._clock() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._duration)
 
     def _written(self, lease: Object) -> Object:
         spec: dict[str, Any] = dict(lease.get("spec") or {})

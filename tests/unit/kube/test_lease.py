@@ -13,7 +13,7 @@ import pytest
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
-from oars.kube.lease import Elector, held, holder
+from oars.kube.lease import CLOCK, Elector, held, holder, lasting
 
 DURATION = 1
 RENEWALS = DURATION / 3  # as an Elector has them
@@ -184,3 +184,66 @@ def test_a_lead_that_another_had_meanwhile_is_lost() -> None:
         await elector.release()
 
     asyncio.run(body())
+
+
+class Clock:
+    """As far as it is set; the pauses of the event loop do not move it, nor it them, as in a sleep."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_whoever_slept_too_long_leads_no_more() -> None:
+    """At once: the pause until the next renewal has only just begun, by the clock of the event loop."""
+
+    async def body() -> None:
+        clock = Clock()
+        elector = Elector(cast(Client, Holding(None)), "n", "l", "me", clock=clock)
+        await elector.lead()
+        clock.now += 14.9
+        assert elector.leads
+        clock.now += 0.2
+        assert not elector.leads
+        await elector.release()
+
+    asyncio.run(body())
+
+
+def test_whoever_slept_leads_anew_once() -> None:
+    """Nobody else took the Lease meanwhile. The renewals of the first lead have not noticed that it is over."""
+
+    async def body() -> None:
+        clock = Clock()
+        elector = Elector(cast(Client, Holding(None)), "n", "l", "me", clock=clock)
+        await elector.lead()
+        clock.now += 60
+        assert await elector.lead() and elector.leads
+        renewing = [task for task in asyncio.all_tasks() if task.get_name() == "lease l"]
+        assert len(renewing) == 1
+        await elector.release()
+
+    asyncio.run(body())
+
+
+def test_a_lease_that_stood_still_while_we_slept_is_free() -> None:
+    async def body() -> None:
+        clock = Clock()
+        theirs: Object = {**LEFT, "spec": {"holderIdentity": "another", "leaseDurationSeconds": 15}}
+        elector = Elector(cast(Client, Holding(theirs)), "n", "l", "me", clock=clock)
+        assert not await elector._attempt(1)
+        clock.now += 14
+        assert not await elector._attempt(1)
+        clock.now += 2
+        assert await elector._attempt(1)
+
+    asyncio.run(body())
+
+
+def test_the_clock_counts_the_sleep() -> None:
+    """Where there is one that does, as on Linux."""
+    assert CLOCK == getattr(time, "CLOCK_BOOTTIME", CLOCK)
+    before, found, after = time.clock_gettime(CLOCK), lasting(), time.clock_gettime(CLOCK)
+    assert before <= found <= after
