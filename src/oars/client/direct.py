@@ -255,7 +255,7 @@ class Direct:
         """With the root as it is now: what was seen of it may be older than the notes of whoever led before us."""
         root = await self._client.get(CONFIG_MAP, names.root(self._name), self._namespace)
         if root["metadata"]["uid"] != seen["metadata"]["uid"]:
-            raise NotFound(f"The cluster {self._name!r} is gone, and another one has its name.")
+            raise own.replaced(self._name)
         reach, tied = Reach(self._client, self._namespace), Intent.of(root).tied
         setting = Setting(self._client, self._following, ConfigMapRoot(self._client, root), reach, "direct", tied)
         place = KubePlace(setting, cluster)
@@ -272,7 +272,7 @@ class Direct:
 
     async def _failed(self, error: OarsError, intent: Intent) -> float:
         if is_not_found(error) or isinstance(error, NotFound):
-            return 0.5  # it is being deleted
+            return 0.5  # it is being deleted, or was and another has its name: the watch will show it
         log.warning(pairs("pass failed", cluster=self._name, error=error.message))
         await self._tell(self._troubled(error, intent))
         return LONGEST_PAUSE

@@ -14,8 +14,10 @@ from oars.base.errors import NotFound, OarsError
 from oars.client.direct import Direct, Following
 from oars.control.loop import Loop
 from oars.kube.client import Client, Listing
+from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Kind, Object
 from oars.kube.lease import Elector
+from oars.model import Notes
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace
 from oars.places.kube.pod import Cluster
@@ -163,6 +165,30 @@ def test_a_root_of_others_is_not_begun_with() -> None:
             await direct._begin(ROOT, direct._described(ROOT))
         assert await direct._failed(told.value, Intent.of(ROOT)) < 1, "the watch will show it"
         assert direct.report is None, "it is no trouble of the cluster's"
+
+    asyncio.run(body())
+
+
+def test_a_root_of_others_is_not_written_to() -> None:
+    """It got our root's name since we began, and our watch lags. That is no trouble of the cluster's."""
+
+    class Conflicting(Server):
+        async def patch(self, *_: object, **__: object) -> Object:
+            raise ApiError(409, {"reason": "Conflict"})
+
+    class Writing(Noting):
+        async def _once(self, intent: Intent, cluster: Cluster, place: KubePlace, loop: Loop) -> float:
+            await super()._once(intent, cluster, place, loop)
+            await place.record(Notes(head_changes=1))
+            raise AssertionError("it was written")
+
+    server = Conflicting()
+
+    async def body() -> None:
+        direct = Writing(server)
+        assert await direct._pass(ROOT) < 1, "the watch will show it"
+        assert direct.passes.get_nowait() == 0 and direct.report is None
+        await direct._let_go()
 
     asyncio.run(body())
 

@@ -1,4 +1,4 @@
-"""The root of an operator's cluster: what is added to it when all is well."""
+"""The roots: what is added to an operator's when all is well, and which object a client writes to."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Any, cast
 
 import pytest
 
+from oars.base.errors import NotFound
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind
 from oars.model import MemberId, Notes, Retiring
-from oars.places.kube import counted
-from oars.places.kube.root import ClusterRoot
+from oars.places.kube import counted, names
+from oars.places.kube.root import ClusterRoot, ConfigMapRoot
 from tests.unit.places.test_kube_counted import Object, resource
 
 
 class Server:
     """Takes patches, or refuses them."""
 
-    def __init__(self, refusal: int = 0) -> None:
+    def __init__(self, refusal: int = 0, *causes: str) -> None:
         self.patches: list[Object] = []
         self.refusal = refusal
+        self.details = {"causes": [{"field": field} for field in causes]}
 
     async def patch(self, kind: Kind, name: str, namespace: str, body: Object, subresource: str = "") -> Object:
         self.patches.append(body)
         if self.refusal:
-            raise ApiError(self.refusal, {})
+            raise ApiError(self.refusal, {"details": self.details})
         return {}
 
 
@@ -74,3 +76,30 @@ def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
     asyncio.run(one.save(notes, None, ()))
     asyncio.run(one.save(notes, None, ()))
     assert [[*patch["status"]["notes"]["retiring"]] for patch in server.patches] == [["a"], ["a"]]
+
+
+METADATA = {"name": "demo-oars", "namespace": "n", "uid": "r", "labels": names.labels("demo", "dask")}
+
+
+def noted(server: Server) -> None:
+    """A client writes down who shall go."""
+    kept = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
+    asyncio.run(kept.save(Notes(retiring={MemberId("a"): Retiring(1.0)}), None, ()))
+
+
+def test_a_client_writes_to_the_very_object_that_it_looks_after() -> None:
+    server = Server()
+    noted(server)
+    assert [patch["metadata"] for patch in server.patches] == [{"uid": "r"}]
+
+
+@pytest.mark.parametrize("refused", [Server(409), Server(422, "metadata.uid")], ids=["conflict", "invalid"])
+def test_another_cluster_that_has_its_name_is_not_written_to(refused: Server) -> None:
+    with pytest.raises(NotFound, match="The cluster 'demo' is gone, and another one has its name"):
+        noted(refused)
+
+
+@pytest.mark.parametrize("refused", [Server(422, "data"), Server(422), Server(403), Server(404)])
+def test_any_other_refusal_is_told_as_it_is(refused: Server) -> None:
+    with pytest.raises(ApiError):
+        noted(refused)

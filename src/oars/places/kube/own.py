@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from oars.base.errors import NotFound
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.spec.cluster import KIND
@@ -22,6 +23,13 @@ def is_operated(obj: Object) -> bool:
 def is_of(obj: Object, root: Object) -> bool:
     """`root`: the owner reference of all that is the cluster's. Without an operator one object is the root itself."""
     return bool(obj["metadata"]["uid"] == root["uid"]) or hangs_on(obj, root["kind"], root["name"])
+
+
+def replaced(name: str) -> NotFound:
+    """What is said of a cluster whose name is another's by now. It was deleted; to the other one nothing is done."""
+    return NotFound(
+        f"The cluster {name!r} is gone, and another one has its name.", "Connect anew to use the other one."
+    )
 
 
 def is_left(obj: Object, root: Object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, EVENT, Kind, Object
 from oars.model import Cause, Notes
-from oars.places.kube import counted, names, record
+from oars.places.kube import counted, names, own, record
 from oars.places.report import Report
 from oars.spec.status import Phase, Status
 
@@ -62,6 +62,13 @@ def report_of(config_map: Object) -> Report | None:
     return Report.from_json(json.loads(text)) if text else None
 
 
+def is_for_another(error: ApiError) -> bool:
+    """Whether a patch that named a uid was refused because the object has another: servers take that for a conflict, or
+    for the wish to change what never changes. What else is wrong with a patch is no such case."""
+    causes = error.status_details.get("causes") or ()
+    return error.status == 409 or (error.status == 422 and any(each.get("field") == "metadata.uid" for each in causes))
+
+
 class ConfigMapRoot:
     """Direct mode."""
 
@@ -88,8 +95,19 @@ class ConfigMapRoot:
         if report is not None and report != self._report:
             data[STATUS] = json.dumps(report.to_json())
         if data:
-            await self._client.patch(CONFIG_MAP, self._metadata["name"], self._metadata["namespace"], {"data": data})
+            await self._write(data)
         self.notes, self._report = notes, report  # only now: what could not be written is tried again
+
+    async def _write(self, data: Mapping[str, str]) -> None:
+        """To that very object. Raises NotFound if it was deleted and another cluster has its name."""
+        metadata = self._metadata
+        body = {"metadata": {"uid": metadata["uid"]}, "data": data}
+        try:
+            await self._client.patch(CONFIG_MAP, metadata["name"], metadata["namespace"], body)
+        except ApiError as error:
+            if not is_for_another(error):
+                raise
+            raise own.replaced(str(metadata["labels"][names.CLUSTER])) from error
 
     async def settle(self) -> None:
         """There is nothing to add."""
