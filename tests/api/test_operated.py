@@ -19,6 +19,7 @@ from tests.api.test_rbac_modes import account, kubeconfig_of, may
 from oars.base.errors import UsageError
 from oars.client import operated
 from oars.client.home import Making
+from oars.kube.kinds import COMPUTE_CLUSTER
 from oars.operator import crd, rbac
 from oars.operator.rbac import Subject
 from oars.places.kube import names
@@ -84,11 +85,11 @@ def test_what_is_asked_again_by_force_is_forced_and_nothing_later(stage: Stage) 
             await home.scale("demo", 1, None)
             generation = await home.generation("demo")
             await home.scale("demo", 1, None, force=True)
-            resource_now = await operated.get(home.client, "demo", home.namespace)
+            resource_now = await home.client.get(COMPUTE_CLUSTER, "demo", home.namespace)
             assert await home.generation("demo") == generation
             assert resource_now["metadata"]["annotations"][FORCE] == str(generation)
             await home.scale("demo", 0, None)
-            later = await operated.get(home.client, "demo", home.namespace)
+            later = await home.client.get(COMPUTE_CLUSTER, "demo", home.namespace)
             assert FORCE not in later["metadata"].get("annotations", {})
 
     play(story())

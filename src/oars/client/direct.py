@@ -74,7 +74,7 @@ async def make_lease(client: Client, root: Object, identity: str) -> None:
 class Following:
     """Watches over the objects of one cluster; also the `Seen` of its place."""
 
-    def __init__(self, client: Client, namespace: str, name: str, changed: asyncio.Event) -> None:
+    def __init__(self, client: Client, namespace: str, name: str, changed: asyncio.Event, uid: str = "") -> None:
         selector = names.selector({names.CLUSTER: name})
 
         def wake(*_: object) -> None:
@@ -86,7 +86,7 @@ class Following:
         )
         self._roots = Informer(client, CONFIG_MAP, namespace, fields=f"metadata.name={names.root(name)}", changed=wake)
         self._root = (CONFIG_MAP.kind, names.root(name))
-        self._uid = ""  # of the root that was there first: the cluster is that one, whatever has its name later
+        self._uid = uid  # of the root, or else of the first: the cluster is that one, whatever has its name later
         self._changed = changed
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -100,7 +100,7 @@ class Following:
             await self.close()
             raise
         for root in self._roots.objects.values():
-            self._uid = root["metadata"]["uid"]
+            self._uid = self._uid or root["metadata"]["uid"]
 
     def pods(self) -> list[Object]:
         return [pod for pod in self._pods.objects.values() if observe.is_member(pod)]
@@ -132,14 +132,14 @@ class Following:
 class Direct:
     """One cluster, looked after from here or, while another client does that, looked at."""
 
-    def __init__(self, client: Client, namespace: str, name: str, identity: str) -> None:
+    def __init__(self, client: Client, namespace: str, name: str, identity: str, uid: str = "") -> None:
         self._client = client
         self._namespace = namespace
         self._name = name
         self._elector = Elector(client, namespace, names.root(name), identity)
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._following = Following(client, namespace, name, self._wake)
+        self._following = Following(client, namespace, name, self._wake, uid)
         self._task: asyncio.Task[None] | None = None
         self._over = False
         self._mistake: Exception | None = None  # of ours, by which it is over
@@ -255,7 +255,7 @@ class Direct:
         """With the root as it is now: what was seen of it may be older than the notes of whoever led before us."""
         root = await self._client.get(CONFIG_MAP, names.root(self._name), self._namespace)
         if root["metadata"]["uid"] != seen["metadata"]["uid"]:
-            raise own.replaced(self._name)
+            raise own.Replaced(self._name)
         reach, tied = Reach(self._client, self._namespace), Intent.of(root).tied
         setting = Setting(self._client, self._following, ConfigMapRoot(self._client, root), reach, "direct", tied)
         place = KubePlace(setting, cluster)

@@ -59,10 +59,10 @@ async def _delete_made(client: Client, name: str, namespace: str, made: Object) 
         if error.status != 409:
             raise
         return False
-    return not await _is_there(client, name, namespace)
+    return not await is_there(client, name, namespace)
 
 
-async def _is_there(client: Client, name: str, namespace: str) -> bool:
+async def is_there(client: Client, name: str, namespace: str) -> bool:
     """Whether a cluster of that name is, of either kind. An operator's has the ConfigMap too, for files alone."""
     root = await operated.seen(client, CONFIG_MAP, names.root(name), namespace)
     is_direct = root is not None and INTENT in root.get("data", {})

@@ -23,9 +23,9 @@ from oars.envs.build import Environments
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.model import HEAD, Role
-from oars.places.kube import names, observe, render
+from oars.places.kube import names, observe, own, render
 from oars.places.kube.describe import describe
 from oars.places.kube.refused import rights_told
 from oars.places.kube.root import INTENT, Intent
@@ -47,7 +47,7 @@ class KubeHome:
         self._runs: dict[str, Direct] = {}
         self._modes: dict[str, str] = {}
         self._homes: dict[str, str] = {}  # cluster → namespace, where it is not ours
-        self._made: dict[str, Object] = {}  # cluster → its root, if we made it: others may get the name after it
+        self._roots: dict[str, Object] = {}  # cluster → its root, as made or first seen: others may get the name later
         self._ways: dict[str, Ways] = {}
 
     @property
@@ -95,7 +95,7 @@ class KubeHome:
     async def _create_in(self, namespace: str, name: str, spec: ClusterSpec, mode: str, how: Making) -> None:
         if mode == "operator":
             with _taken(f"A cluster called {name!r} is there already."):
-                self._made[name] = await operated.create(self._client, name, namespace, spec)
+                self._roots[name] = await operated.create(self._client, name, namespace, spec)
         else:
             await self._create_direct(name, namespace, spec, how)
 
@@ -109,7 +109,7 @@ class KubeHome:
         metadata = {"name": names.root(name), "namespace": namespace, "labels": names.labels(name, spec.engine)}
         root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": intent.data()}
         with _taken(f"A cluster called {name!r} is there already."):
-            self._made[name] = made = await self._client.create(root)
+            self._roots[name] = made = await self._client.create(root)
         async with self._or_deleted(CONFIG_MAP, names.root(name), namespace, uid=made["metadata"]["uid"]):
             await make_lease(self._client, made, self._identity)
             await self._run(name)
@@ -158,29 +158,41 @@ class KubeHome:
         if name not in self._modes:
             await self.names()
         if name not in self._modes:
-            raise NotFound(f"There is no cluster {name!r} in the namespace {self.namespace}.", "`oars ls` lists them.")
+            raise _missing(name, self.namespace)
         return self._modes[name]
 
     async def spec(self, name: str) -> ClusterSpec:
-        if await self.mode(name) == "operator":
-            return await operated.spec(self._client, name, self.namespace_of(name))
-        return operated.read(name, (await self._intent(name)).spec)
-
-    async def _intent(self, name: str) -> Intent:
-        return Intent.of(await self._root(name))
+        root = await self._root(name)
+        return operated.spec(root) if _is_operated(root) else operated.read(name, Intent.of(root).spec)
 
     async def _root(self, name: str) -> Object:
+        """As it is now. This is where a cluster is told from another that got its name: it is the one that we made, or
+        that was there when we first looked."""
+        namespace = self.namespace_of(name)
+        is_operated = await self.mode(name) == "operator"
+        kind, called = (COMPUTE_CLUSTER, name) if is_operated else (CONFIG_MAP, names.root(name))
         try:
-            return await self._client.get(CONFIG_MAP, names.root(name), self.namespace_of(name))
+            found = await self._client.get(kind, called, namespace)
         except ApiError as error:
             if not is_not_found(error):
                 raise
-            raise NotFound(f"There is no cluster {name!r}.", "`oars ls` lists those that are there.") from None
+            if name in self._roots and await ending.is_there(self._client, name, namespace):  # of the other kind
+                raise own.Replaced(name) from None
+            raise NotFound(
+                f"There is no cluster {name!r} in the namespace {namespace}.", "`oars ls` lists them."
+            ) from None
+        if found["metadata"]["uid"] != self._roots.setdefault(name, found)["metadata"]["uid"]:
+            raise own.Replaced(name)
+        return found
+
+    def _uid(self, name: str) -> str:
+        """Of the cluster, if we have looked at it before."""
+        return str(self._roots[name]["metadata"]["uid"]) if name in self._roots else ""
 
     async def _run(self, name: str) -> Direct:
         """Our part in looking after a cluster, or in looking at it."""
         if name not in self._runs:
-            run = Direct(self._client, self.namespace_of(name), name, self._identity)
+            run = Direct(self._client, self.namespace_of(name), name, self._identity, self._uid(name))
             await run.start()
             self._runs[name] = run
         return self._runs[name]
@@ -194,16 +206,15 @@ class KubeHome:
 
     async def watch(self, name: str) -> AsyncIterator[Report]:
         if await self.mode(name) == "operator":
-            async for report in operated.watch(self._client, name, self.namespace_of(name)):
+            async for report in operated.watch(self._client, name, self.namespace_of(name), self._uid(name)):
                 yield report
             return
         async for report in (await self._run(name)).watch():
             yield report
 
     async def generation(self, name: str) -> int:
-        if await self.mode(name) == "operator":
-            return await operated.generation(self._client, name, self.namespace_of(name))
-        return (await self._intent(name)).generation
+        root = await self._root(name)
+        return int(root["metadata"]["generation"]) if _is_operated(root) else Intent.of(root).generation
 
     # change
 
@@ -232,11 +243,10 @@ class KubeHome:
                     raise
 
     async def _rewrite_once(self, name: str, described: Callable[[], Awaitable[ClusterSpec]], *, force: bool) -> None:
-        if await self.mode(name) == "operator":
-            before = await operated.get(self._client, name, self.namespace_of(name))
-            await operated.change(self._client, before, await described(), force=force)
-            return
         root = await self._root(name)
+        if _is_operated(root):
+            await operated.change(self._client, root, await described(), force=force)
+            return
         intent, metadata = Intent.of(root), root["metadata"]
         data = (await described()).model_dump(mode="json", by_alias=True, exclude_defaults=True)
         changed = Intent(data, intent.generation + 1, force, intent.tied)
@@ -246,10 +256,10 @@ class KubeHome:
             self._runs[name].poke()
 
     async def stop(self, name: str, *, wait: float) -> bool:
-        """Whoever looks after it stops when it sees that its root is gone. One that we made is stopped, and no other
-        that has its name by now."""
+        """Whoever looks after it stops when it sees that its root is gone. One that we made or know is stopped, and no
+        other that has its name by now."""
         namespace = self.namespace_of(name)
-        is_ours = await ending.remove(self._client, name, namespace, self._made.get(name))
+        is_ours = await ending.remove(self._client, name, namespace, self._roots.get(name))
         run = self._runs.pop(name, None)
         if run is not None:
             await run.close()
@@ -265,7 +275,7 @@ class KubeHome:
             home = KubeHome(self._settings, self._environ, self._where)
             home._homes = dict(self._homes)
             try:
-                await ending.remove(home._client, name, home.namespace_of(name), self._made.get(name))
+                await ending.remove(home._client, name, home.namespace_of(name), self._roots.get(name))
             finally:
                 await home.close()
 
@@ -299,7 +309,14 @@ class KubeHome:
         return make_driver(str(env.python), access, self._environ, ways.directory)
 
     async def pods(self, name: str) -> dict[str, Object]:
-        """member → pod, for logs and exec."""
+        """member → pod, for logs and exec. Some may be left of a cluster that is gone; those of another that has its
+        name are not its own."""
+        try:
+            await self._root(name)
+        except own.Replaced:
+            raise
+        except NotFound:
+            pass
         selector = names.selector({names.CLUSTER: name})
         listed = (await self._client.list(POD, self.namespace_of(name), labels=selector)).items
         found: dict[str, Object] = {}
@@ -340,6 +357,14 @@ class KubeHome:
         if self._client_ is not None:
             await self._client_.close()
             self._client_ = None
+
+
+def _missing(name: str, namespace: str) -> NotFound:
+    return NotFound(f"There is no cluster {name!r} in the namespace {namespace}.", "`oars ls` lists them.")
+
+
+def _is_operated(root: Object) -> bool:
+    return bool(root["kind"] == COMPUTE_CLUSTER.kind)
 
 
 def _is_root(config_map: Object) -> bool:

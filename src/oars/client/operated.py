@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from oars.base.errors import Denied, NotFound, SpecError, UsageError
+from oars.base.errors import Denied, SpecError, UsageError
 from oars.kube.client import Client
-from oars.kube.errors import ApiError, is_not_found
+from oars.kube.errors import ApiError
 from oars.kube.informer import Informer, await_synced, check, start, stop
 from oars.kube.kinds import COMPUTE_CLUSTER, CRD, LEASE, POD, Kind, Object
 from oars.kube.lease import held
@@ -126,17 +126,8 @@ def _counted(spec: ClusterSpec) -> dict[str, str]:
     return {counted.SAID: counted.mark(first.name, first.replicas)} if first else {}
 
 
-async def get(client: Client, name: str, namespace: str) -> Object:
-    try:
-        return await client.get(COMPUTE_CLUSTER, name, namespace)
-    except ApiError as error:
-        if not is_not_found(error):
-            raise
-        raise NotFound(f"There is no cluster {name!r} in the namespace {namespace}.") from None
-
-
-async def spec(client: Client, name: str, namespace: str) -> ClusterSpec:
-    return read(name, counted.spec(await get(client, name, namespace)))
+def spec(resource: Object) -> ClusterSpec:
+    return read(str(resource["metadata"]["name"]), counted.spec(resource))
 
 
 def read(name: str, data: Mapping[str, Any]) -> ClusterSpec:
@@ -146,10 +137,6 @@ def read(name: str, data: Mapping[str, Any]) -> ClusterSpec:
     except SpecError as error:
         message = f"The description of {name!r} that Kubernetes holds is wrong: {error.message}"
         raise SpecError(message, f"{error.hint} Correct it there, with kubectl.".strip(), error.details) from error
-
-
-async def generation(client: Client, name: str, namespace: str) -> int:
-    return int((await get(client, name, namespace))["metadata"]["generation"])
 
 
 async def change(client: Client, before: Object, changed: ClusterSpec, *, force: bool) -> None:
@@ -193,8 +180,8 @@ async def delete(client: Client, name: str, namespace: str) -> bool:
         return False
 
 
-async def watch(client: Client, name: str, namespace: str) -> AsyncIterator[Report]:
-    """The report now and at every change, until the cluster is gone."""
+async def watch(client: Client, name: str, namespace: str, uid: str = "") -> AsyncIterator[Report]:
+    """The report now and at every change, until the cluster is gone: the one with that uid, or else the first."""
     changed = asyncio.Event()
 
     def wake(*_: object) -> None:
@@ -209,6 +196,9 @@ async def watch(client: Client, name: str, namespace: str) -> AsyncIterator[Repo
         with rights_told():
             await await_synced((roots, pods), SYNC_SECONDS)
         while resource := next(iter(roots.objects.values()), None):
+            uid = uid or resource["metadata"]["uid"]
+            if resource["metadata"]["uid"] != uid:
+                return  # another one has its name
             changed.clear()
             check(tasks)
             report = report_of(resource, list(pods.objects.values()))

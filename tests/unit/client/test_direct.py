@@ -154,6 +154,15 @@ def test_what_nobody_looks_after_any_more_is_not_led(kind: Kind, what: str, obj:
     assert asyncio.run(asyncio.wait_for(body(), 5))["spec"]["holderIdentity"] == ""
 
 
+def test_a_cluster_that_is_known_is_no_other_of_its_name() -> None:
+    async def body() -> None:
+        direct = Direct(cast(Client, Server(THEIRS)), "n", "demo", "me", "r")
+        with pytest.raises(NotFound):
+            await direct.start()
+
+    asyncio.run(body())
+
+
 def test_a_root_of_others_is_not_begun_with() -> None:
     """It has our root's name already, and our watch lags."""
     server = Server()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from oars.base.errors import Denied
+from oars.base.errors import Denied, NotFound
 from oars.base.settings import Settings
 from oars.client import ending
-from oars.client.home import Making
+from oars.client.home import Making, Reading
 from oars.client.homes import Where
 from oars.client.kubernetes import KubeHome
 from oars.kube.errors import ApiError
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object, of
-from oars.model import Role
+from oars.model import HEAD, Role
 from oars.places.kube import names
 from oars.places.kube.root import Intent
 from oars.spec.load import build
@@ -131,6 +132,74 @@ def test_whoever_names_a_cluster_stops_it_whoever_made_it(server: Shared, their:
     stopped(at_home(server))
     kind, name = ROOTS[their]
     assert (kind.kind, name) not in server.objects
+
+
+Use = Callable[[KubeHome], Coroutine[Any, Any, object]]
+
+
+async def follow(home: KubeHome) -> list[str]:
+    return [line async for line in home.lines("demo", HEAD, Reading(follow=True))]
+
+
+USES: dict[str, Use] = {
+    "spec": lambda home: home.spec("demo"),
+    "generation": lambda home: home.generation("demo"),
+    "status": lambda home: home.report("demo"),
+    "scale": lambda home: home.scale("demo", 3, "a"),
+    "force": lambda home: home.scale("demo", 3, "a", force=True),
+    "change": lambda home: home.change("demo", build(GROUPS).spec),
+    "members": lambda home: home.members("demo"),
+    "logs": follow,
+    "open": lambda home: home.open("demo"),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize("their", MODES)
+@pytest.mark.parametrize("my", MODES)
+@pytest.mark.parametrize("found", [False, True], ids=["made", "found"])
+def test_whoever_uses_a_cluster_that_is_gone_hears_that_another_has_its_name(
+    server: Shared, found: bool, my: str, their: str, use: Use
+) -> None:
+    home = made(my)
+    if found:
+        home = at_home(server)
+        assert asyncio.run(home.spec("demo")).engine == "dask"
+    replaced(server, their)
+    theirs = copy.deepcopy(server.objects)
+    with pytest.raises(NotFound, match="The cluster 'demo' is gone, and another one has its name"):
+        asyncio.run(use(home))
+    assert server.objects == theirs
+
+
+@pytest.mark.parametrize("their", MODES)
+def test_one_that_takes_the_name_while_it_is_scaled_is_not(server: Shared, their: str) -> None:
+    home = made(their)
+    server.before_writing = lambda: replaced(server, their).clear()
+    with pytest.raises(NotFound, match="another one has its name"):
+        asyncio.run(home.scale("demo", 3, "a"))
+    stranger = at_home(server)
+    assert [group.replicas for group in asyncio.run(stranger.spec("demo")).workers] == [1, 1]
+
+
+@pytest.mark.parametrize("my", MODES)
+def test_one_that_is_merely_gone_is_told_so(server: Shared, my: str) -> None:
+    home = made(my)
+    kind, name = ROOTS[my]
+    del server.objects[kind.kind, name]
+    with pytest.raises(NotFound, match="There is no cluster 'demo' in the namespace team"):
+        asyncio.run(home.spec("demo"))
+    assert asyncio.run(home.members("demo")) == [], "pods that are left of it could still be seen"
+
+
+@pytest.mark.parametrize("my", MODES)
+def test_one_that_was_found_is_stopped_and_no_other(server: Shared, my: str) -> None:
+    made(my)
+    home = at_home(server)
+    asyncio.run(home.spec("demo"))
+    theirs = replaced(server, my)
+    stopped(home)
+    assert list(server.objects) == theirs
 
 
 def test_only_members_are_waited_for(server: Shared) -> None:

@@ -37,12 +37,13 @@ class Server(Client):
     objects: dict[Key, Object] = field(default_factory=dict)
     before_writing: Callable[[], None] | None = None
     deleted: list[Key] = field(default_factory=list)
+    writes: int = 0
     target: Target = field(default_factory=lambda: Target("https://k", namespace="team"))
 
     def put(self, kind: Kind, name: str, /, **content: Any) -> None:
-        version = str(int(self.objects.get((kind.kind, name), {}).get("metadata", {}).get("resourceVersion", 0)) + 1)
-        metadata = {"name": name, "namespace": "team", "uid": f"{kind.kind} {name}", "generation": int(version)}
-        metadata |= {**content.pop("metadata", {}), "resourceVersion": version}
+        self.writes += 1  # one number for all: what is made anew has no version that was before
+        metadata = {"name": name, "namespace": "team", "uid": f"{kind.kind} {name}", "generation": self.writes}
+        metadata |= {**content.pop("metadata", {}), "resourceVersion": str(self.writes)}
         head = {"apiVersion": kind.api_version, "kind": kind.kind}
         self.objects[kind.kind, name] = {**head, "metadata": metadata, **content}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from oars.base.errors import Denied, SpecError, UsageError
 from oars.client import operated
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import CRD, LEASE, Kind, Object
+from oars.kube.kinds import COMPUTE_CLUSTER, CRD, LEASE, Kind, Object
 from oars.places.kube import names
 from oars.spec.load import build
 
@@ -135,3 +136,42 @@ def test_a_wrong_description_of_others_is_told_as_theirs() -> None:
     assert told.value.message.startswith("The description of 'demo' that Kubernetes holds is wrong: ")
     assert "kubectl" in told.value.hint
     assert operated.read("demo", {"engine": "dask"}).place == "kubernetes"
+
+
+class Watched:
+    """Has one ComputeCluster and no pods; its watches bring what is told."""
+
+    silence = 100.0
+
+    def __init__(self, uid: str) -> None:
+        self.resource = resource(uid)
+        self.told: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
+
+    async def list(self, kind: Kind, *_: object, **__: object) -> Listing:
+        return Listing([self.resource] if kind is COMPUTE_CLUSTER else [], "1")
+
+    async def watch(self, kind: Kind, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
+        while kind is COMPUTE_CLUSTER:
+            yield await self.told.get()
+        await asyncio.Event().wait()
+
+
+def resource(uid: str, version: str = "1", **status: Any) -> Object:
+    metadata = {"name": "demo", "namespace": "team", "uid": uid, "resourceVersion": version, "generation": 1}
+    return {"metadata": metadata, "spec": {"engine": "dask"}, "status": status}
+
+
+@pytest.mark.parametrize(("uid", "reports"), [("", 2), ("mine", 2), ("before", 0)])
+def test_reports_end_with_the_cluster_whatever_has_its_name_then(uid: str, reports: int) -> None:
+    """A watch that broke may show another without ever showing that ours is gone."""
+    server = Watched("mine")
+
+    async def heard() -> list[str]:
+        phases = []
+        async for report in operated.watch(cast(Client, server), "demo", "team", uid):
+            phases.append(str(report.status.phase))
+            after = resource("mine", "2", phase="Ready") if len(phases) == 1 else resource("theirs", "3")
+            server.told.put_nowait(("MODIFIED", after))
+        return phases
+
+    assert asyncio.run(asyncio.wait_for(heard(), 5)) == ["Pending", "Ready"][:reports]

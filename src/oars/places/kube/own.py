@@ -8,6 +8,15 @@ from oars.places.kube.names import Object
 from oars.spec.cluster import KIND
 
 
+class Replaced(NotFound):
+    """The cluster was deleted, and its name is another's by now. To that one nothing is done."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The cluster {name!r} is gone, and another one has its name.", "Connect anew to use the other one."
+        )
+
+
 def hangs_on(obj: Object, kind: str, name: str) -> bool:
     """Whether it goes with a root of that name. One with another uid than the root has now was left by a root that is
     gone: there is only one of a name at a time."""

@@ -99,7 +99,7 @@ class ConfigMapRoot:
         self.notes, self._report = notes, report  # only now: what could not be written is tried again
 
     async def _write(self, data: Mapping[str, str]) -> None:
-        """To that very object. Raises NotFound if it was deleted and another cluster has its name."""
+        """To that very object. Raises Replaced if another cluster has its name."""
         metadata = self._metadata
         body = {"metadata": {"uid": metadata["uid"]}, "data": data}
         try:
@@ -107,7 +107,7 @@ class ConfigMapRoot:
         except ApiError as error:
             if not is_for_another(error):
                 raise
-            raise own.replaced(str(metadata["labels"][names.CLUSTER])) from error
+            raise own.Replaced(str(metadata["labels"][names.CLUSTER])) from error
 
     async def settle(self) -> None:
         """There is nothing to add."""
