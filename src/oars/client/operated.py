@@ -9,12 +9,12 @@ from typing import Any
 
 from oars.base.errors import Denied, SpecError, UsageError
 from oars.kube.client import Client
-from oars.kube.errors import ApiError
+from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer, await_synced, check, start, stop
-from oars.kube.kinds import COMPUTE_CLUSTER, CRD, LEASE, POD, Kind, Object
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, CRD, LEASE, POD, Kind, Object
 from oars.kube.lease import held
 from oars.model import Cause, MemberId, MemberState, Retiring
-from oars.places.kube import counted, names, observe, record
+from oars.places.kube import counted, names, observe, own, record
 from oars.places.kube.refused import rights_told
 from oars.places.kube.root import FORCE
 from oars.places.kube.seen import trimmed_pod
@@ -174,10 +174,32 @@ async def delete(client: Client, name: str, namespace: str) -> bool:
     try:
         with rights_told():
             return await client.delete(COMPUTE_CLUSTER, name, namespace, propagation="Background")
-    except Denied:
-        if await seen(client, COMPUTE_CLUSTER, name, namespace) is not None:
-            raise
+    except Denied as error:
+        if await _is_there(client, name, namespace):
+            raise Denied(f"The cluster {name!r} is an operator's. {error.message}", error.hint) from error
         return False
+
+
+async def _is_there(client: Client, name: str, namespace: str) -> bool:
+    """Also if we may not see it: its files can tell, which hang on it. Raises if we may not see those either, as what
+    we know nothing of is not ours to delete."""
+    try:
+        await client.get(COMPUTE_CLUSTER, name, namespace)
+    except ApiError as error:
+        if is_not_found(error):
+            return False
+        if error.status != 403:
+            raise
+    else:
+        return True
+    try:
+        with rights_told():
+            files = await client.get(CONFIG_MAP, names.root(name), namespace)
+    except ApiError as error:
+        if is_not_found(error):
+            return False
+        raise
+    return own.hangs_on(files, COMPUTE_CLUSTER.kind, name)
 
 
 async def watch(client: Client, name: str, namespace: str, uid: str = "") -> AsyncIterator[Report]:

@@ -12,10 +12,12 @@ import pytest
 
 from oars.base.errors import Denied, NotFound
 from oars.base.settings import Settings
-from oars.client import ending
+from oars.cli import down
+from oars.client import ending, homes
 from oars.client.home import Making, Reading
 from oars.client.homes import Where
 from oars.client.kubernetes import KubeHome
+from oars.kube.client import Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object, of
 from oars.model import HEAD, Role
@@ -228,3 +230,41 @@ def test_an_operators_cluster_that_one_may_not_delete_keeps_its_files() -> None:
     server.put(CONFIG_MAP, names.root("demo"), data=Intent(GROUPS).data())
     assert asyncio.run(at_home(server).stop("demo", wait=1))
     assert not server.objects
+
+
+@pytest.mark.parametrize("command", [True, False], ids=["oars down", "stop"])
+def test_an_operators_cluster_that_one_may_not_even_see_keeps_its_files(
+    monkeypatch: pytest.MonkeyPatch, command: bool
+) -> None:
+    """Its namespace, which was made for it, is why `oars down` comes so far."""
+
+    class Hiding(Server):
+        async def get(self, kind: Kind, *which: Any) -> Object:
+            return await super().get(_shown(kind), *which)
+
+        async def list(self, kind: Kind, *which: Any, **how: Any) -> Listing:
+            return await super().list(_shown(kind), *which, **how)
+
+        async def delete(self, kind: Kind, *which: Any, **how: Any) -> bool:
+            return await super().delete(_shown(kind), *which, **how)
+
+    server = Hiding()
+    with_operated(server, GROUPS)
+    owners = [{"kind": "ComputeCluster", "name": "demo", "uid": "ComputeCluster demo"}]
+    server.put(CONFIG_MAP, names.root("demo"), metadata={"ownerReferences": owners}, data={"dask.yaml": ""})
+    server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
+    before = copy.deepcopy(server.objects)
+    monkeypatch.setattr(homes, "kube_home", lambda *_: at_home(server))
+    if command:
+        error = asyncio.run(down._stop("demo", Where("kubernetes", namespace="team"), 1))
+        assert isinstance(error, Denied) and "The cluster 'demo' is an operator's." in error.message
+    else:
+        with pytest.raises(Denied):
+            asyncio.run(at_home(server).stop("demo", wait=1))
+    assert server.objects == before
+
+
+def _shown(kind: Kind) -> Kind:
+    if kind is COMPUTE_CLUSTER:
+        raise ApiError(403, {"reason": "Forbidden", "message": "no"})
+    return kind

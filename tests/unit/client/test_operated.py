@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from oars.base.errors import Denied, SpecError, UsageError
 from oars.client import operated
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import COMPUTE_CLUSTER, CRD, LEASE, Kind, Object
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, CRD, LEASE, Kind, Object
 from oars.places.kube import names
 from oars.spec.load import build
 
@@ -100,11 +100,15 @@ def test_whoever_insists_on_one_that_looks_elsewhere_hears_so(server: Server, mo
     assert "--mode direct" in told.value.hint
 
 
-class Refusing:
-    """Lets nobody delete. What may be read is another matter."""
+OWNED = [{"kind": "ComputeCluster", "name": "demo", "uid": "u"}]
 
-    def __init__(self, read: int) -> None:
-        self.read = read
+
+class Refusing:
+    """Lets nobody delete. What may be read, the ComputeCluster and its files, is another matter."""
+
+    def __init__(self, read: int, files: int = 404, owners: Sequence[Object] = ()) -> None:
+        self.read = {COMPUTE_CLUSTER: read, CONFIG_MAP: files}
+        self.owners = owners
 
     async def delete(self, *_: object, **__: object) -> bool:
         message = (
@@ -113,21 +117,31 @@ class Refusing:
         )
         raise ApiError(403, {"reason": "Forbidden", "message": message})
 
-    async def get(self, *_: object) -> Object:
-        if self.read != 200:
-            raise ApiError(self.read, {})
-        return {"metadata": {"name": "demo"}}
+    async def get(self, kind: Kind, name: str, *_: object) -> Object:
+        if self.read[kind] != 200:
+            raise ApiError(self.read[kind], {})
+        return {"metadata": {"name": name, "ownerReferences": self.owners}}
 
 
-@pytest.mark.parametrize("read", [403, 404])
-def test_what_cannot_be_seen_is_not_there_to_be_deleted(read: int) -> None:
-    assert not asyncio.run(operated.delete(cast(Client, Refusing(read)), "demo", "team"))
+@pytest.mark.parametrize(
+    "server",
+    [Refusing(404), Refusing(404, 200, OWNED), Refusing(403), Refusing(403, 200)],
+    ids=["none", "gone before its files", "no sign of one", "the root of a client's"],
+)
+def test_what_is_not_there_need_not_be_deleted(server: Refusing) -> None:
+    assert not asyncio.run(operated.delete(cast(Client, server), "demo", "team"))
 
 
-def test_whoever_may_see_one_and_not_delete_it_hears_which_right_is_missing() -> None:
-    with pytest.raises(Denied, match="ann may not delete computeclusters") as told:
-        asyncio.run(operated.delete(cast(Client, Refusing(200)), "demo", "team"))
+@pytest.mark.parametrize("server", [Refusing(200), Refusing(403, 200, OWNED)], ids=["seen", "its files are seen"])
+def test_whoever_may_not_delete_one_hears_which_right_is_missing(server: Refusing) -> None:
+    with pytest.raises(Denied, match=r"'demo' is an operator's\. ann may not delete computeclusters") as told:
+        asyncio.run(operated.delete(cast(Client, server), "demo", "team"))
     assert 'verbs: ["delete"]' in told.value.hint
+
+
+def test_what_may_not_be_seen_at_all_is_not_deleted() -> None:
+    with pytest.raises(Denied):
+        asyncio.run(operated.delete(cast(Client, Refusing(403, 403)), "demo", "team"))
 
 
 def test_a_wrong_description_of_others_is_told_as_theirs() -> None:
