@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from oars.base.errors import EngineUnreachable
-from oars.places.http import request
+from oars.places.http import answered, request, words
 
 
 def asked(answer: bytes) -> bytes:
@@ -61,3 +62,36 @@ def test_another_status_says_more_than_that_it_broke_off() -> None:
 def test_a_stranger_is_no_head() -> None:
     with pytest.raises(ValueError, match="does not speak HTTP"):
         asked(b"220 mail.example.org\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "no answer in time"),
+        (ConnectionResetError(), "ConnectionResetError"),
+        (ConnectionRefusedError(111, "Connection refused"), "[Errno 111] Connection refused"),
+        (EOFError("the answer broke off"), "the answer broke off"),
+    ],
+)
+def test_what_went_wrong_is_never_without_a_word(error: Exception, said: str) -> None:
+    assert words(error) == said
+
+
+@pytest.mark.parametrize("found", [None, [], {"a": 1}])
+def test_what_a_helper_has_found(found: object) -> None:
+    assert answered(json.dumps({"ok": found}).encode(), "it") == found
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"error": "no such raylet"}', "no such raylet"),
+        (b'{"error": ""}', "it: an error of which nothing is said"),
+        (b'{"error": null}', "it: an error of which nothing is said"),
+        *((text, "it: its answer cannot be read") for text in (b'{"ok": [1, 2', b"", b"\xff", b"[1]", b"{}", b"7")),
+    ],
+)
+def test_what_is_no_finding_is_said(answer: bytes, said: str) -> None:
+    with pytest.raises(EngineUnreachable) as told:
+        answered(answer, "it")
+    assert told.value.message == said

@@ -11,7 +11,7 @@ from oars.base.errors import EngineUnreachable, OarsError
 from oars.kube.client import Client
 from oars.kube.streams import Forwarder
 from oars.model import HEAD, Member, MemberId, Port, Role, Shape
-from oars.places.http import request
+from oars.places.http import FAULTS, answered, request, words
 from oars.places.kube import names
 from oars.places.kube.values import head_values, secret_files
 from oars.plan.fill import fill
@@ -136,13 +136,8 @@ class KubeWire:
 
     async def ask(self, script: str, question: Mapping[str, Any]) -> Any:
         body = json.dumps({"script": script, "request": question}).encode()
-        answer = _json(await self._request(names.HELPER_PORT, "/ask", "POST", body, ASK_SECONDS))
-        match answer:
-            case {"error": words}:
-                raise EngineUnreachable(str(words))
-            case {"ok": found}:
-                return found
-        raise EngineUnreachable(f"port {names.HELPER_PORT} of the head: its answer cannot be read")
+        text = await self._request(names.HELPER_PORT, "/ask", "POST", body, ASK_SECONDS)
+        return answered(text, f"port {names.HELPER_PORT} of the head")
 
     async def _request(self, port: int, path: str, method: str, body: bytes, seconds: float) -> bytes:
         head = next((member for member in self._members if member.id == HEAD), None)
@@ -156,22 +151,10 @@ class KubeWire:
         except asyncio.CancelledError:
             self._reach.doubt(head.address)  # whoever asked had less patience: packets may vanish on the way
             raise
-        except (OSError, TimeoutError, ValueError, EOFError) as error:
+        except FAULTS as error:
             self._reach.doubt(head.address)
-            raise EngineUnreachable(f"port {port} of the head: {_words(error)}") from error
+            raise EngineUnreachable(f"port {port} of the head: {words(error)}") from error
         except EngineUnreachable:
             raise
         except OarsError as error:
             raise EngineUnreachable(error.message) from error
-
-
-def _json(text: bytes) -> Any:
-    """None for what is no JSON, e.g. half of it."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _words(error: Exception) -> str:
-    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 from oars.base.errors import EngineUnreachable
 from oars.model import MemberId
-from oars.places.http import request
+from oars.places.http import FAULTS, Unreadable, answered, request, words
 from oars.plan.fill import fill
 
 HTTP_SECONDS = 4.0
@@ -45,19 +45,20 @@ class Helper:
                 self._writer.write(json.dumps(request).encode() + b"\n")
                 await self._writer.drain()
                 line = await self._reader.readline()
-        except (OSError, TimeoutError) as error:
+        except FAULTS as error:
             self.close()
-            raise EngineUnreachable(f"The helper beside the head does not answer: {error}.") from error
+            raise EngineUnreachable(f"The helper beside the head does not answer: {words(error)}.") from error
         except asyncio.CancelledError:
             self.close()  # its answer would be taken for that to the next question
             raise
         if not line:
             self.close()
             raise EngineUnreachable("The helper beside the head ended.")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise EngineUnreachable(str(answer["error"]))
-        return answer["ok"]
+        try:
+            return answered(line, "the helper beside the head")
+        except Unreadable:
+            self.close()
+            raise
 
     @property
     def open(self) -> bool:
@@ -136,8 +137,8 @@ class LocalWire:
         try:
             async with asyncio.timeout(HTTP_SECONDS):
                 return await request(address, path, method, body)
-        except (OSError, TimeoutError, ValueError, IndexError, EOFError) as error:
-            raise EngineUnreachable(f"http://{address}{path}: {error or type(error).__name__}") from error
+        except FAULTS as error:
+            raise EngineUnreachable(f"http://{address}{path}: {words(error)}") from error
 
     async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
         return await self._helpers.ask(script, self._incarnations.get(MemberId("head"), ""), request)

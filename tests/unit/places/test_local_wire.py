@@ -1,0 +1,126 @@
+"""The way to a head on this machine: real sockets, with an other end that answers well and badly."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from oars.base.errors import EngineUnreachable
+from oars.model import HEAD
+from oars.places.local import wire
+from oars.places.local.wire import Helpers, LocalWire
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def saying(answer: bytes) -> Serve:
+    """One answer to one line, and the end."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(answer)
+        writer.close()
+
+    return serve
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+def asked(serve: Serve) -> object:
+    """What comes of a question to a helper that behaves so."""
+
+    async def story() -> object:
+        helping: list[asyncio.Task[None]] = []
+
+        async def start(script: str, line: socket.socket) -> None:
+            async def help_() -> None:
+                await serve(*await asyncio.open_connection(sock=mine))
+
+            mine = line.dup()
+            helping.append(asyncio.create_task(help_()))
+
+        helpers = Helpers(start)
+        try:
+            return await helpers.ask("script", "1", {"op": "nodes"})
+        finally:
+            helpers.close()
+            await asyncio.gather(*helping)
+
+    return asyncio.run(story())
+
+
+def test_what_a_helper_answers() -> None:
+    assert asked(saying(b'{"ok": [1]}\n')) == [1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b'{"error": "no such raylet"}\n', "no such raylet"),
+        (b'{"error": ""}\n', "the helper beside the head: an error of which nothing is said"),
+        (b'{"ok": [1, 2', "the helper beside the head: its answer cannot be read"),
+        (b"Traceback\n", "the helper beside the head: its answer cannot be read"),
+        (b"[1]\n", "the helper beside the head: its answer cannot be read"),
+        (b"", "The helper beside the head ended."),
+    ],
+)
+def test_what_is_no_answer_is_said(answer: bytes, said: str) -> None:
+    with pytest.raises(EngineUnreachable) as told:
+        asked(saying(answer))
+    assert told.value.message == said
+
+
+def test_the_next_question_is_not_answered_by_what_was_left_of_the_last() -> None:
+    """A warning on the helper's line, and then its answer."""
+
+    async def story() -> None:
+        answers = [b'Warning!\n{"ok": "old"}\n', b'{"ok": "new"}\n']
+
+        async def start(script: str, line: socket.socket) -> None:
+            line.sendall(answers.pop(0))
+            ends.append(line.dup())
+
+        ends: list[socket.socket] = []
+        helpers = Helpers(start)
+        with pytest.raises(EngineUnreachable, match="cannot be read"):
+            await helpers.ask("script", "1", {})
+        assert await helpers.ask("script", "1", {}) == "new"
+        helpers.close()
+        for end in ends:
+            end.close()
+
+    asyncio.run(story())
+
+
+def test_a_helper_that_is_silent_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "ASK_SECONDS", 0.05)
+    with pytest.raises(EngineUnreachable, match="The helper beside the head does not answer: no answer in time"):
+        asked(silent)
+
+
+@pytest.mark.parametrize(
+    ("serve", "said"),
+    [(silent, "no answer in time"), (saying(b"HTTP/1.0 200 OK\r\n"), "the answer broke off after 17 bytes")],
+)
+def test_a_page_that_does_not_come_is_told_so(monkeypatch: pytest.MonkeyPatch, serve: Serve, said: str) -> None:
+    monkeypatch.setattr(wire, "HTTP_SECONDS", 0.2)
+
+    async def story() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            way = LocalWire({HEAD: {"web": address}}, {HEAD: "1"}, {}, Helpers(_nobody))
+            with pytest.raises(EngineUnreachable) as told:
+                await way.http("web", "/page")
+            assert told.value.message == f"http://{address}/page: {said}"
+
+    asyncio.run(story())
+
+
+async def _nobody(script: str, line: socket.socket) -> None:
+    raise AssertionError("nobody is asked beside the head")
