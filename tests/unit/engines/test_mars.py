@@ -254,6 +254,29 @@ def test_drain_passes_on_what_the_supervisor_says() -> None:
     assert at.posted == [("/api/oars/leave", {"workers": ["127.0.0.1:10", "127.0.0.1:20"], "force": False})]
 
 
+STRANGE = [
+    b"",
+    b"<html>",
+    b"[]",
+    b"null",
+    b'{"127.0.0.1:10": ',
+    b"\xff",
+    b'{"127.0.0.1:10": null}',
+    b'{"error": "busy"}',
+]
+
+
+@pytest.mark.parametrize("content", STRANGE)
+def test_what_is_no_answer_lets_nobody_go(content: bytes) -> None:
+    with pytest.raises(EngineUnreachable, match="not Mars as Oars starts it"):
+        asyncio.run(engine.drain(FakeWire({"/api/oars/leave": content}), [MemberId("worker-0")], force=False))
+
+
+def test_a_worker_that_the_supervisor_does_not_know_may_go() -> None:
+    at = FakeWire({"/api/oars/leave": {}})
+    assert asyncio.run(engine.drain(at, [MemberId("worker-0")], force=False)) == [Drained(MemberId("worker-0"), True)]
+
+
 @dataclass
 class FakeMars:
     """Runs what is spawned, each parcel in the caller's thread, and remembers where and how many calls it held."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
@@ -12,6 +12,7 @@ from oars.model import HEAD, Drained, MemberId, MemberView, View
 
 # Every node reports once a second. One that is silent for so long is not there, whatever Mars still believes.
 SILENT = 10.0
+STRANGER = "what answers at the supervisor's web address is not Mars as Oars starts it"
 
 
 async def look(wire: Wire) -> View:
@@ -27,7 +28,7 @@ async def look(wire: Wire) -> View:
     except EngineUnreachable as error:
         return View(message=error.message)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return View(message="what answers at the supervisor's web address is not Mars as Oars starts it")
+        return View(message=STRANGER)
     return View(up=True, members=dict(_members(wire, nodes)))
 
 
@@ -63,6 +64,18 @@ async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequenc
     known = wire.addresses
     addresses = {member: known[member]["worker"] for member in members if "worker" in known.get(member, ())}
     request = json.dumps({"workers": list(addresses.values()), "force": force}).encode()
-    answers = json.loads(await wire.http("web", "/api/oars/leave", method="POST", body=request))
-    waits = {member: str(answers.get(address, "")) for member, address in addresses.items()}
+    answers = _waits(await wire.http("web", "/api/oars/leave", method="POST", body=request), set(addresses.values()))
+    waits = {member: answers.get(address, "") for member, address in addresses.items()}
     return [Drained(member, done=not waits.get(member), waits_for=waits.get(member, "")) for member in members]
+
+
+def _waits(text: bytes, asked: Collection[str]) -> Mapping[str, str]:
+    """address → what it waits for. One that is missing is not there any more and may go: so nothing may be taken for an
+    answer but the supervisor's own, which speaks of nobody else."""
+    try:
+        answers = json.loads(text)
+    except ValueError as error:
+        raise EngineUnreachable(STRANGER) from error
+    if isinstance(answers, dict) and all(who in asked and isinstance(said, str) for who, said in answers.items()):
+        return answers
+    raise EngineUnreachable(STRANGER)
