@@ -18,7 +18,13 @@ from oars.base.errors import NameInUse, SpecError
 from oars.client.home import Making
 from oars.client.homes import Where, kube_home
 from oars.client.kubernetes import KubeHome
-from oars.places.kube import around, seen
+from oars.kube import config
+from oars.kube.client import Client
+from oars.kube.kinds import CONFIG_MAP, Object
+from oars.model import Notes
+from oars.places.kube import around, names, seen
+from oars.places.kube.own import Replaced
+from oars.places.kube.root import ConfigMapRoot
 from oars.spec.load import build
 from oars.spec.status import Phase, Status
 
@@ -113,6 +119,25 @@ def test_a_name_is_taken_once(stage: Stage) -> None:
             await make(home)
             with pytest.raises(NameInUse, match="A cluster called 'demo' is there already"):
                 await make(other)
+
+    play(story())
+
+
+def test_what_is_noted_of_a_cluster_goes_to_no_other_of_its_name(stage: Stage) -> None:
+    metadata: Object = {"name": "demo-oars", "namespace": stage.kube.namespace, "labels": {names.CLUSTER: "demo"}}
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+    async def story() -> None:
+        async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig)) as client:
+            root = ConfigMapRoot(client, await client.create(config_map))
+            await root.save(Notes(head="a:0"), None, ())
+            first = await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
+            assert "a:0" in first["data"]["notes.json"]
+            await client.delete(CONFIG_MAP, metadata["name"], metadata["namespace"])
+            await client.create(config_map)
+            with pytest.raises(Replaced):
+                await root.save(Notes(head="b:0"), None, ())
+            assert "data" not in await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
 
     play(story())
 

@@ -21,6 +21,7 @@ from lab.kube import Kube, is_ready
 from oars.client.homes import Where
 from oars.client.sync import Cluster
 from oars.model import Cause
+from oars.places.kube import names
 from oars.spec.cluster import API_VERSION, KIND
 from oars.spec.load import build
 from oars.spec.status import Phase, Status
@@ -34,7 +35,7 @@ SMALL = {"cpu": 0.3, "burst": True}
 def ours(kube: Kube) -> list[str]:
     """All that Oars made in a namespace."""
     kinds = "pods,deployments,services,configmaps,secrets,leases,pdb,networkpolicies,serviceaccounts,roles,rolebindings"
-    return kube.kubectl("get", kinds, "-l", "app.kubernetes.io/managed-by=oars", "-o", "name").split()
+    return kube.kubectl("get", kinds, "-l", names.CLUSTER, "-o", "name").split()
 
 
 class KubeContract:

@@ -178,9 +178,7 @@ class KubeHome:
                 raise
             if name in self._roots and await ending.is_there(self._client, name, namespace):  # of the other kind
                 raise own.Replaced(name) from None
-            raise NotFound(
-                f"There is no cluster {name!r} in the namespace {namespace}.", "`oars ls` lists them."
-            ) from None
+            raise _missing(name, namespace) from None
         if found["metadata"]["uid"] != self._roots.setdefault(name, found)["metadata"]["uid"]:
             raise own.Replaced(name)
         return found

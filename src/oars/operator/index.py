@@ -197,10 +197,15 @@ class Seen:
 
 
 def _sooner_if_edited(_: Key, old: Object | None, new: Object | None) -> Due:
-    """What it shall be has changed, whoever changed it. What it does about it is seen by its pods."""
-    if old is not None and (new is None or old["metadata"]["generation"] != new["metadata"]["generation"]):
+    """What it shall be has changed, whoever changed it, or has been carried out. What else it does about it is seen by
+    its pods."""
+    if old is not None and (new is None or _edition(old) != _edition(new)):
         return TOGETHER
     return _course(new, is_refused)
+
+
+def _edition(deployment: Object) -> tuple[object, bool]:
+    return deployment["metadata"]["generation"], observe.is_rolled_out(deployment)
 
 
 def _course(new: Object | None, is_wrong: Callable[[Object], bool]) -> Due:

@@ -25,7 +25,7 @@ from oars.places.kube.wire import Reach
 from oars.plan.decide import HEALING_RESTING, HEALING_WAITING
 from oars.spec import load
 
-STEPS_TOLD, STEPS_SAVED = 1.0, 20.0  # a second, and at once: how often all clusters together tell how a start goes on
+STEPS_TOLD, STEPS_SAVED = 1.0, 5.0  # a second, and at once: how often all clusters together tell how a start goes on
 OUR_MISTAKE = "That it is not said better is a mistake of Oars; please report it. Look for values of the wrong kind."
 
 log = get_logger(__name__)
@@ -50,7 +50,7 @@ class Undescribed(Exception):
 class Keeping:
     """All clusters that this operator looks after."""
 
-    def __init__(self, client: Client, watches: Watches, waiting: Crowd, *, inside: bool) -> None:
+    def __init__(self, client: Client, watches: Watches, waiting: Crowd, resting: Crowd, *, inside: bool) -> None:
         self._client = client
         self._watches = watches
         self._inside = inside
@@ -58,7 +58,7 @@ class Keeping:
         self._steps = Ration(STEPS_TOLD, STEPS_SAVED, time.monotonic)
         self._kept: dict[Key, Kept] = {}
         self._refused: dict[Key, tuple[str, int]] = {}
-        self._waiting = waiting
+        self._waiting, self._resting = waiting, resting
 
     async def once(self, key: Key) -> float | None:
         """One pass; after how many seconds the next is due at the latest, or None if nothing is left to do."""
@@ -87,10 +87,16 @@ class Keeping:
         return await kept.loop.once(desired(kept.cluster, force=force, generation=kept.generation))
 
     def _spread(self, key: Key, pause: float) -> float:
-        if HEALING_WAITING <= pause < HEALING_RESTING:
-            return self._waiting.pause(key, pause)
+        """Those that only look up now and then take turns: in one crowd while something is missing, in another when
+        all is well."""
+        self._leave(key)
+        if pause < HEALING_WAITING:
+            return pause
+        return (self._waiting if pause < HEALING_RESTING else self._resting).pause(key, pause)
+
+    def _leave(self, key: Key) -> None:
         self._waiting.end(key)
-        return pause
+        self._resting.end(key)
 
     async def _keep(self, key: Key, resource: Object) -> Kept:
         uid, generation = _mark(resource)
@@ -140,7 +146,7 @@ class Keeping:
         await self._let_go(key)
 
     async def _let_go(self, key: Key) -> None:
-        self._waiting.end(key)
+        self._leave(key)
         kept = self._kept.pop(key, None)
         if kept is not None:
             await kept.loop.close()

@@ -30,7 +30,9 @@ from oars.operator.pages import Pages
 from oars.places.kube import names
 
 WORKERS = 16  # clusters looked after at a time: they mostly wait for answers
-WAITING_LOOKS = 20.0  # a second, for all clusters together that wait for Kubernetes: what happens is told to us anyway
+# Looks a second, for all clusters together that wait for Kubernetes and for all that rest: what happens is told to us
+# anyway.
+WAITING_LOOKS, RESTING_LOOKS = 10.0, 20.0
 GARBAGE = 50_000  # new objects after which Python looks for cycles: watches make millions, and no cycles
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -63,7 +65,8 @@ class Operator:
         self.metrics = Metrics(lambda: self._queue.ready if self.metrics.leading else 0)  # a spare has no work to do
         self._waiting = Crowd(WAITING_LOOKS)
         self._watches = Watches(client, options.namespaces, self._wake)
-        self._keeping = Keeping(client, self._watches, self._waiting, inside=ACCOUNT.exists())
+        resting = Crowd(RESTING_LOOKS)
+        self._keeping = Keeping(client, self._watches, self._waiting, resting, inside=ACCOUNT.exists())
         home = options.lease_namespace or NAMESPACE
         identity = f"{options.identity or socket.gethostname()}-{secrets.token_hex(3)}"
         lease = options.lease_seconds

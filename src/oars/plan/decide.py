@@ -260,12 +260,21 @@ def _again_after(desired: Desired, observed: Observed, view: View, notes: Notes,
     soon, resting = (HEALING_SOON, HEALING_RESTING) if observed.heals else (SOON, RESTING)
     wanted = 1 + sum(group.replicas for group in desired.shape.workers)
     serving = sum(ready(m, observed, view) for m in observed.members if m.id not in notes.retiring)
-    if observed.heals and not notes.retiring and all(ready(m, observed, view) for m in observed.members if m.answers):
-        soon = HEALING_WAITING  # the engine has no more to say
+    if observed.heals and not notes.retiring and not _may_tell_more(observed, view):
+        soon = HEALING_WAITING
     if notes.retiring or serving < wanted:
         pauses = [f.until - now for f in notes.failures.values() if f.until > now]
         return max(soon, min([*pauses, soon if not pauses else resting]))
     return resting
+
+
+def _may_tell_more(observed: Observed, view: View) -> bool:
+    """Whether to ask the engine again soon: it has yet to list a member whose process answers. As long as its head does
+    not answer there is nobody to ask, and the place tells when it does."""
+    head = observed.member(HEAD)
+    if head is None or not head.answers:
+        return False
+    return not all(ready(member, observed, view) for member in observed.members if member.answers)
 
 
 def with_drained(notes: Notes, member: MemberId, done: bool, waits_for: str, now: float) -> Notes:

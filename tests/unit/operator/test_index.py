@@ -46,6 +46,8 @@ NOWHERE = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": 
 UNPULLED = pod(containerStatuses=[{"name": "worker", "state": {"waiting": {"reason": "ErrImagePull"}}}])
 REFUSED = deployment(1, 0)
 REFUSED["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True"}]
+CARRIED_OUT = deployment(2, 3)
+CARRIED_OUT["status"] |= {"observedGeneration": 2, "updatedReplicas": 1}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ REFUSED["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True"}]
         ("deployments", deployment(1, 0), deployment(1, 3), COURSE),
         ("deployments", deployment(1, 0), REFUSED, TROUBLE),
         ("deployments", deployment(1, 3), deployment(2, 3), TOGETHER),
+        ("deployments", deployment(2, 3), CARRIED_OUT, TOGETHER),
         ("deployments", deployment(1, 3), None, TOGETHER),
     ],
 )

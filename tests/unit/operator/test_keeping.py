@@ -14,6 +14,7 @@ from oars.kube.kinds import Kind, Object
 from oars.operator import keeping
 from oars.operator.index import Watches
 from oars.operator.keeping import Keeping
+from oars.plan.decide import HEALING_RESTING, HEALING_SOON, HEALING_WAITING
 
 KEY = ("team", "demo")
 
@@ -25,7 +26,7 @@ class World:
         metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
         self.clusters = {KEY: {"metadata": metadata, "spec": {"engine": "dask", "image": "i:1", **spec}}}
         self.told: list[Object] = []
-        self.keeping = Keeping(cast(Client, self), cast(Watches, self), Crowd(1.0), inside=True)
+        self.keeping = Keeping(cast(Client, self), cast(Watches, self), Crowd(1.0), Crowd(1.0), inside=True)
 
     async def patch(self, kind: Kind, name: str, namespace: str, body: Object, *, subresource: str) -> Object:
         self.told.append(body["status"])
@@ -85,3 +86,14 @@ def test_a_deleted_one_is_forgotten() -> None:
     world.clusters[KEY] = found
     world.look()
     assert len(world.told) == 2
+
+
+def test_those_that_wait_and_those_that_rest_take_turns_among_themselves() -> None:
+    """However many there are, so many looks a second in all; one that acts is in neither crowd."""
+    waiting, resting = Crowd(10.0), Crowd(20.0)
+    kept = Keeping(cast(Client, None), cast(Watches, None), waiting, resting, inside=True)
+    pauses = [kept._spread(("team", str(number)), HEALING_RESTING) for number in range(300)]
+    assert (pauses[0], pauses[-1], waiting.turn) == (HEALING_RESTING, 15.0, 0.0)
+    pauses = [kept._spread(("team", str(number)), HEALING_WAITING) for number in range(100)]
+    assert (pauses[0], pauses[-1], resting.turn) == (HEALING_WAITING, 10.0, 10.0)
+    assert (kept._spread(("team", "0"), HEALING_SOON), waiting.turn) == (HEALING_SOON, 9.9)

@@ -137,3 +137,20 @@ def test_failures_are_those_that_kubernetes_counted() -> None:
         "w": (4, "exited with code 3"),
         HEAD: (1, "exited with code 3"),
     }
+
+
+@pytest.mark.parametrize(
+    ("generation", "status", "is_it"),
+    [
+        (1, {}, True),
+        (2, {}, False),
+        (2, {"observedGeneration": 1, "updatedReplicas": 1}, False),
+        (2, {"observedGeneration": 2}, False),
+        (2, {"observedGeneration": 2, "updatedReplicas": 1}, True),
+    ],
+    ids=["as it was made", "edited", "edited, not seen yet", "seen, old pods go", "carried out"],
+)
+def test_a_head_is_the_one_that_was_asked_for_once_its_deployment_is_rolled_out(
+    generation: int, status: Object, is_it: bool
+) -> None:
+    assert observe.is_rolled_out({"metadata": {"generation": generation}, "status": status}) is is_it

@@ -289,3 +289,11 @@ class TestPlacesThatHeal:
         assert set(decide(desired(), both, view_of(both), NOW).notes.retiring) == {m.id for m in old}
         half = replace(both, members=(*observed.members[:3], *old))
         assert not decide(desired(), half, view_of(half), NOW).notes.retiring
+
+    def test_the_engine_is_asked_again_soon_only_while_it_may_tell_more(self) -> None:
+        observed = self.seen("a:0")
+        unlisted = View(up=True)
+        assert decide(desired(), observed, unlisted, NOW).again_after == module.HEALING_SOON
+        deaf = replace(observed, members=(replace(observed.members[0], answers=False), *observed.members[1:]))
+        assert decide(desired(), deaf, View(), NOW).again_after == module.HEALING_WAITING
+        assert decide(desired(), observed, view_of(observed), NOW).again_after == module.HEALING_RESTING

@@ -174,7 +174,10 @@ def is_of(pod: Object, deployment: Object) -> bool:
 
 
 def is_rolled_out(deployment: Object) -> bool:
-    """Its pods are none of an older description."""
+    """Its pods are none of an older description. Of one that is as it was made there is no older one; its controller,
+    which may have much to do, need not have said so."""
+    if deployment["metadata"]["generation"] == 1:
+        return True
     return _is_acted_on(deployment) and deployment["status"].get("updatedReplicas", 0) >= 1
 
 

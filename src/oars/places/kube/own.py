@@ -34,13 +34,6 @@ def is_of(obj: Object, root: Object) -> bool:
     return bool(obj["metadata"]["uid"] == root["uid"]) or hangs_on(obj, root["kind"], root["name"])
 
 
-def replaced(name: str) -> NotFound:
-    """What is said of a cluster whose name is another's by now. It was deleted; to the other one nothing is done."""
-    return NotFound(
-        f"The cluster {name!r} is gone, and another one has its name.", "Connect anew to use the other one."
-    )
-
-
 def is_left(obj: Object, root: Object) -> bool:
     """Whether it was left by another cluster of the same name, and will go."""
     owners = obj["metadata"].get("ownerReferences") or ()

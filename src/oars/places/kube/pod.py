@@ -51,8 +51,9 @@ class Cluster:
 
 def template(cluster: Cluster, group: Group) -> Object:
     """The PodTemplateSpec of a group, with the user's overlay. Lean: Kubernetes keeps account of every field at every
-    write of a pod, its ReplicaSet and its Deployment, and three hundred clusters feel each of them."""
-    metadata: Object = {"labels": {**cluster.labels, **names.pod_labels(cluster.name, group.role, group.name)}}
+    write of a pod, its ReplicaSet and its Deployment, and three hundred clusters feel each of them. So pods have only
+    the labels by which they are found; the usual ones, which say no more, are on what owns them."""
+    metadata: Object = {"labels": names.pod_labels(cluster.name, group.role, group.name)}
     if files := mounted_files(cluster, group):
         metadata["annotations"] = {names.FILES: revision(files)}  # pods that read other files are other pods
     ours = {"metadata": metadata, "spec": _spec(cluster, group)}
