@@ -7,6 +7,7 @@ benchmarks.md       the tables, from bench/results/*.json
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -74,8 +75,8 @@ gets an equal share of four fifths of the machine, 4Gi at most; on Kubernetes a 
 BENCH_HEAD = f"""{NOTE}
 # How fast it is
 
-Oars against what the engines' users have today: the same shape, the same environment, taking turns in one run,
-medians of five. `make bench` measures and writes `bench/results/*.json`; this page is made from those files.
+Oars against what the engines' users have today: the same shape, the same environment, taking turns in one run;
+medians. `make bench` measures and writes `bench/results/*.json`; this page is made from those files.
 
 A ratio below 1 means that Oars is faster. The limit is what we hold ourselves to.
 """
@@ -84,12 +85,29 @@ PARTS = {
     "start": ("Start to ready, in seconds", "From the call until all workers are there; imports are not counted."),
     "executor": ("Empty tasks, in seconds", "The same tasks through `executor()` and through the engine's own calls."),
     "cli": ("What Oars itself costs", "The limits are processor seconds and megabytes, not ratios."),
+    "kube_start": (
+        "On Kubernetes: start to ready, in seconds",
+        "From `kubectl apply` until all workers are there, real pods: a ComputeCluster against hand-written manifests.",
+    ),
+}
+SCALE = "kube_scale.json"
+SCALE_HEAD = """## On Kubernetes: many clusters at once
+
+300 clusters of a head and three workers, created at once; the pods are played, all else is real, and both processors
+are busy from the first to the last moment. So time is work: that of Kubernetes, and that of an operator.
+"""
+SCALE_ROWS = {
+    "by_hand": "by hand: two Deployments and a Service each",
+    "whole_by_hand": "by hand: all objects that Oars makes of a cluster",
+    "ours": "Oars' operator, from ComputeClusters",
+    "kuberay": "KubeRay's operator, from RayClusters",
 }
 
 
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {DOCS / "reference/spec.md": spec_page(), DOCS / "benchmarks.md": bench_page(read_results(RESULTS))}
+    measured = "\n".join([bench_page(read_results(RESULTS)), *scale_section(RESULTS / SCALE)])
+    return {DOCS / "reference/spec.md": spec_page(), DOCS / "benchmarks.md": measured}
 
 
 def spec_page() -> str:
@@ -178,6 +196,46 @@ def bench_table(record: Mapping[str, Any]) -> Iterator[str]:
         numbers = (number(each[name]) if name in each else "–" for name in ("ours", "theirs", "ratio", "limit"))
         yield f"| {each['name']} | {' | '.join(numbers)} | {'ok' if each['ok'] else 'missed'} |"
     yield ""
+
+
+def scale_section(path: Path) -> Iterator[str]:
+    """What bench/kube_scale.py measured, if it has."""
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if "pair" in kept:
+        yield SCALE_HEAD
+        yield from pair_table(kept["pair"])
+    if "growth" in kept:
+        yield from growth_table(kept["growth"])
+
+
+def pair_table(record: Mapping[str, Any]) -> Iterator[str]:
+    result, limits = record["result"], record["result"]["limits"]
+    first = median(result["by_hand"], "seconds")
+    yield f"Measured {record['when']}, {len(result['ours'])} rounds in turns, {record['cores']} cores.\n"
+    yield "| what | seconds | to the first | Kubernetes' processor seconds | the operator's | its MB |"
+    yield "|---|---|---|---|---|---|"
+    for name, words in SCALE_ROWS.items():
+        seconds, *costs = (median(result[name], key) for key in ("seconds", "cpu_kubernetes", "cpu", "megabytes"))
+        told = (number(value) if value else "–" for value in (seconds, seconds / first, *costs))
+        yield f"| {words} | {' | '.join(told)} |"
+    yield f"\nLimits for the third: {limits['ratio']:.2f} to the first and less than the fourth,"
+    yield f"{limits['cpu']:.0f} s and {limits['megabytes']:.0f} MB, and nothing written at rest: "
+    yield f"{result['ours'][-1]['writes_at_rest']:.0f} writes were seen in 20 s.\n"
+
+
+def growth_table(record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"How it grows, measured {record['when']}, each number in a round of its own:\n"
+    yield "| clusters | seconds | seconds a cluster | operator's processor seconds | operator's MB |"
+    yield "|---|---|---|---|---|"
+    for row in record["result"]:
+        numbers = (row["seconds"], row["seconds"] / row["clusters"], row["cpu"], row["megabytes"])
+        yield f"| {row['clusters']} | {' | '.join(map(number, numbers))} |"
+    yield ""
+
+
+def median(runs: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Nothing where there is nothing to measure."""
+    return float(statistics.median(run.get(key, 0.0) for run in runs))
 
 
 def number(value: float) -> str:
