@@ -14,7 +14,7 @@ from lab.faults import Answer, Drop, EndWatch, Pass, Rule
 from lab.wait import until
 from tests.api.stage import Stage, group, quiet_for, requests, resource
 
-from oars.base.errors import NameInUse, SpecError
+from oars.base.errors import NameInUse, Replaced, SpecError
 from oars.client.home import Making
 from oars.client.homes import Where, kube_home
 from oars.client.kubernetes import KubeHome
@@ -23,7 +23,6 @@ from oars.kube.client import Client
 from oars.kube.kinds import CONFIG_MAP, Object
 from oars.model import Notes
 from oars.places.kube import around, names, seen
-from oars.places.kube.own import Replaced
 from oars.places.kube.root import ConfigMapRoot
 from oars.spec.load import build
 from oars.spec.status import Phase, Status

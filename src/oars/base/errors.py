@@ -4,6 +4,7 @@ OarsError                1   something failed
 ├── UsageError           2   the call itself is wrong
 │   └── SpecError        2   the cluster's description is wrong (knows the path and the place in the file)
 ├── NotFound             3   no such cluster, member, file
+│   └── Replaced         3   the cluster is gone, and another one has its name
 ├── TimedOut             4   a deadline passed (carries why and the log lines that matter)
 ├── Denied               5   a right is missing
 ├── NameInUse            1   a cluster of that name exists
@@ -51,6 +52,15 @@ class NotFound(OarsError):
     """No such cluster, member or file."""
 
     exit_code = 3
+
+
+class Replaced(NotFound):
+    """The cluster was removed, and its name is another's by now. To that one nothing is done."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"The cluster {name!r} is gone, and another one has its name.", "Connect anew to use the other one."
+        )
 
 
 class TimedOut(OarsError):

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from oars import engines
-from oars.base.errors import NotFound, OarsError
+from oars.base.errors import NotFound, OarsError, Replaced
 from oars.base.log import get_logger, pairs
 from oars.control.loop import Loop
 from oars.kube.client import Client
@@ -255,7 +255,7 @@ class Direct:
         """With the root as it is now: what was seen of it may be older than the notes of whoever led before us."""
         root = await self._client.get(CONFIG_MAP, names.root(self._name), self._namespace)
         if root["metadata"]["uid"] != seen["metadata"]["uid"]:
-            raise own.Replaced(self._name)
+            raise Replaced(self._name)
         reach, tied = Reach(self._client, self._namespace), Intent.of(root).tied
         setting = Setting(self._client, self._following, ConfigMapRoot(self._client, root), reach, "direct", tied)
         place = KubePlace(setting, cluster)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oars import engines
-from oars.base.errors import NameInUse, NotFound, OarsError
+from oars.base.errors import NameInUse, NotFound, OarsError, Replaced
 from oars.base.settings import Settings
 from oars.base.words import suggest
 from oars.client.driving import PACKAGE_ROOT, make_driver
@@ -59,6 +59,7 @@ class Kept:
         self.store = Store(settings.state_dir)
         self.environments = Environments(settings.cache_dir)
         self._keepers: dict[Path, int] = {}  # those we started and have not seen end
+        self._made: dict[str, str] = {}  # cluster → its mark, if we made it: another may get the name after it
 
     # create
 
@@ -79,6 +80,7 @@ class Kept:
             cwd=os.getcwd(), import_path=self._import_path(how.modules),
         )  # fmt: skip
         directory = self.store.create(intent, cluster_secrets(name, shape.secrets))
+        self._made[name] = intent.mark
         self._start_keeper(directory)
 
     def prepare(self, spec: ClusterSpec, progress: Progress) -> PythonEnv:
@@ -128,11 +130,17 @@ class Kept:
         return self.store.names()
 
     def find(self, name: str) -> ClusterDir:
-        directory = self.store.cluster(name)
+        directory = self._directory(name)
         if not directory.exists:
+            if self.store.cluster(name).exists:
+                raise Replaced(name)
             hint = suggest(name, self.names()).strip() or "`oars ls` lists those that are there."
             raise NotFound(f"There is no cluster {name!r}.", hint)
         return directory
+
+    def _directory(self, name: str) -> ClusterDir:
+        """Of the cluster that we made, or else of whichever has that name."""
+        return self.store.cluster(name, self._made.get(name, ""))
 
     async def report(self, name: str) -> Report:
         """How it is now, as said by a live keeper (one is started if there is none)."""
@@ -197,7 +205,7 @@ class Kept:
 
     def stop(self, name: str, *, wait: float = STOP_SECONDS) -> bool:
         """Ask it to stop and wait until it is gone. Needs no event loop: it also runs while Python shuts down."""
-        directory = self.store.cluster(name)
+        directory = self._directory(name)
         try:
             intent = directory.change_intent(running=False)
         except (NotFound, FileNotFoundError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oars import engines
-from oars.base.errors import NameInUse, NotFound, OarsError, UsageError
+from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, UsageError
 from oars.base.settings import Settings
 from oars.client import ending, operated, reading
 from oars.client.direct import Direct, make_lease, new_identity
@@ -25,7 +25,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.model import HEAD, Role
-from oars.places.kube import names, observe, own, render
+from oars.places.kube import names, observe, render
 from oars.places.kube.describe import describe
 from oars.places.kube.refused import rights_told
 from oars.places.kube.root import INTENT, Intent
@@ -177,10 +177,10 @@ class KubeHome:
             if not is_not_found(error):
                 raise
             if name in self._roots and await ending.is_there(self._client, name, namespace):  # of the other kind
-                raise own.Replaced(name) from None
+                raise Replaced(name) from None
             raise _missing(name, namespace) from None
         if found["metadata"]["uid"] != self._roots.setdefault(name, found)["metadata"]["uid"]:
-            raise own.Replaced(name)
+            raise Replaced(name)
         return found
 
     def _uid(self, name: str) -> str:
@@ -311,7 +311,7 @@ class KubeHome:
         name are not its own."""
         try:
             await self._root(name)
-        except own.Replaced:
+        except Replaced:
             raise
         except NotFound:
             pass

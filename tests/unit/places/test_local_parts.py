@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
+from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, StartFailed
 from oars.model import Cause, Failure, MemberId, Notes, Retiring, Role
 from oars.places.ledger import Book, Entry, read_book, write_book
 from oars.places.local import logs, ports
@@ -136,6 +136,14 @@ class TestStore:
         directory = Store(own_state).create(intent(), {})
         assert directory.change_intent(running=False).generation == 2
         assert not directory.read_intent().running
+
+    def test_another_that_has_the_name_is_not_the_one_that_is_meant(self, own_state: Path) -> None:
+        store = Store(own_state)
+        store.create(intent(), {})
+        assert store.cluster("demo", "mark").exists and not store.cluster("demo", "older").exists
+        with pytest.raises(Replaced, match="'demo' is gone, and another one has its name"):
+            store.cluster("demo", "older").change_intent(running=False)
+        assert store.cluster("demo").read_intent() == intent()
 
     def test_what_is_not_there(self, own_state: Path) -> None:
         store = Store(own_state)

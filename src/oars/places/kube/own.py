@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from oars.base.errors import NotFound
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.spec.cluster import KIND
-
-
-class Replaced(NotFound):
-    """The cluster was deleted, and its name is another's by now. To that one nothing is done."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"The cluster {name!r} is gone, and another one has its name.", "Connect anew to use the other one."
-        )
 
 
 def hangs_on(obj: Object, kind: str, name: str) -> bool:

@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from oars.base.errors import Replaced
 from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, EVENT, Kind, Object
 from oars.model import Cause, Notes
-from oars.places.kube import counted, names, own, record
+from oars.places.kube import counted, names, record
 from oars.places.report import Report
 from oars.spec.status import Phase, Status
 
@@ -107,7 +108,7 @@ class ConfigMapRoot:
         except ApiError as error:
             if not is_for_another(error):
                 raise
-            raise own.Replaced(str(metadata["labels"][names.CLUSTER])) from error
+            raise Replaced(str(metadata["labels"][names.CLUSTER])) from error
 
     async def settle(self) -> None:
         """There is nothing to add."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oars.base.errors import Denied, NameInUse, NotFound, OarsError
+from oars.base.errors import Denied, NameInUse, NotFound, OarsError, Replaced
 from oars.places.ledger import locked, write_json
 from oars.places.local.process import Identity
 from oars.places.report import Report
@@ -45,9 +45,10 @@ class Intent:
 
 
 class ClusterDir:
-    """One cluster's directory."""
+    """One cluster's directory: of the cluster with that mark, or without one of whichever has the name."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mark: str = "") -> None:
+        self._mark = mark
         self.path = path
         self.name = path.name
         self.intent_file = path / "cluster.json"
@@ -62,7 +63,13 @@ class ClusterDir:
 
     @property
     def exists(self) -> bool:
-        return self.intent_file.exists()
+        if not self._mark:
+            return self.intent_file.exists()
+        try:
+            self.read_intent()
+        except NotFound:
+            return False
+        return True
 
     @property
     def has_keeper(self) -> bool:
@@ -89,6 +96,8 @@ class ClusterDir:
             raise OarsError(
                 f"What is written about the cluster {self.name!r} cannot be read: {error}.", hint
             ) from error
+        if self._mark not in ("", data["mark"]):
+            raise Replaced(self.name)
         owner = Identity(**data["owner"]) if data["owner"] else None
         return Intent(**{**data, "owner": owner, "import_path": tuple(data["import_path"])})
 
@@ -132,8 +141,8 @@ class Store:
         except OSError as error:
             raise _cannot_write(self.root, error) from error
 
-    def cluster(self, name: str) -> ClusterDir:
-        return ClusterDir(self.clusters / name)
+    def cluster(self, name: str, mark: str = "") -> ClusterDir:
+        return ClusterDir(self.clusters / name, mark)
 
     def names(self) -> list[str]:
         try:
