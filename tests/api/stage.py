@@ -99,9 +99,8 @@ class Stage:
 
     def pods(self, name: str, role: str = "", of_group: str = "") -> list[Object]:
         """Those that stay, the oldest first."""
-        wanted = {names.CLUSTER: name} | ({names.ROLE: role} if role else {})
-        wanted |= {names.GROUP: of_group} if of_group else {}
-        query = ",".join(f"{key}={value}" for key, value in wanted.items())
+        of_role = {"": names.GROUP, "head": f"{names.GROUP}=head", "worker": f"{names.GROUP}!=head,{names.GROUP}"}[role]
+        query = f"{names.CLUSTER}={name}," + (f"{names.GROUP}={of_group}" if of_group else of_role)
         found = [pod for pod in self.kube.pods(query) if "deletionTimestamp" not in pod["metadata"]]
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 

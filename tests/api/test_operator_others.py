@@ -42,8 +42,8 @@ def test_a_pod_with_wrong_labels_is_nobodys_and_blinds_nobody(stage: Stage, oper
     for name in ("demo", "other"):
         stage.await_ready(name)
     bare, odd, moved = sorted(stage.workers("demo"))
-    label(stage, bare, f"{names.ROLE}-")
-    label(stage, odd, f"{names.ROLE}=boss", "--overwrite")
+    label(stage, bare, f"{names.GROUP}-")
+    label(stage, odd, f"{names.GROUP}=boss", "--overwrite")
     label(stage, moved, f"{names.CLUSTER}=elsewhere", "--overwrite")
     stage.until("demo", "has others instead", lambda: len(stage.workers("demo") - {bare, odd, moved}) == 3)
     assert stage.await_ready("demo")["ready"] == "3/3"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lab.kube import Kube
 
-LABELS = {"oars.dev/cluster": "demo", "oars.dev/role": "worker", "oars.dev/group": "default"}
+LABELS = {"oars.dev/cluster": "demo", "oars.dev/group": "default"}
 
 
 def workers(replicas: int, cpu: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from oars.testing.driver import DriverProgram, run_driver
 OARS = str(Path(sys.executable).with_name("oars"))
 TIMEOUT = "180s"
 SMALL = {"cpu": 0.3, "burst": True}
+SELECTORS = {"head": "oars.dev/group=head", "worker": "oars.dev/group,oars.dev/group!=head"}
 
 
 def ours(kube: Kube) -> list[str]:
@@ -205,7 +206,7 @@ def renewed(demo: Cluster, home: Kube, changes: int) -> bool:
 
 
 def staying(home: Kube, role: str) -> list[Any]:
-    return [pod for pod in home.pods(f"oars.dev/role={role}") if not pod["metadata"].get("deletionTimestamp")]
+    return [pod for pod in home.pods(SELECTORS[role]) if not pod["metadata"].get("deletionTimestamp")]
 
 
 def head_changes(home: Kube) -> set[int]:

@@ -265,7 +265,7 @@ class Shown:
 
 
 def _restarts(oars: Line) -> int:
-    [pod] = oars.kube.pods("oars.dev/role=head")
+    [pod] = oars.kube.pods("oars.dev/group=head")
     return sum(each["restartCount"] for each in pod["status"]["containerStatuses"] if each["name"] == "head")
 
 

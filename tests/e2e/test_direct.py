@@ -60,7 +60,7 @@ def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatc
     with small(kube) as cluster:
         assert "127.0.0.1" in cluster.address
         assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))
-        head = next(pod["metadata"]["name"] for pod in kube.pods("oars.dev/role=head"))
+        head = next(pod["metadata"]["name"] for pod in kube.pods("oars.dev/group=head"))
         kube.kubectl("delete", "pod", head, "--grace-period=0", "--force")
         until(lambda: renewed(cluster, kube, 1), 180)
         cluster.wait(timeout=TIMEOUT)

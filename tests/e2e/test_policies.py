@@ -15,7 +15,7 @@ from oars.client.sync import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver
 from tests.contract import test_engines as engines
-from tests.e2e.contract import SMALL, TIMEOUT, until
+from tests.e2e.contract import SELECTORS, SMALL, TIMEOUT, until
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -44,7 +44,7 @@ def reaches(home: Kube, pod: str, address: str, port: int) -> bool:
 
 
 def pod_of(home: Kube, role: str) -> dict[str, Any]:
-    (found,) = home.pods(f"oars.dev/role={role}")
+    (found,) = home.pods(SELECTORS[role])
     return found
 
 

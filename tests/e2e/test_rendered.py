@@ -22,7 +22,7 @@ from oars import engines
 from oars.base.settings import Settings
 from oars.envs import Environments
 from oars.spec.load import build
-from tests.e2e.contract import ours, until
+from tests.e2e.contract import SELECTORS, ours, until
 
 pytestmark = [pytest.mark.timeout(900)]
 Outage = Callable[[str], AbstractContextManager[None]]
@@ -61,7 +61,7 @@ def render(kube: Kube, engine: str, image: str, workers: int, *more: str) -> str
 
 def pods(kube: Kube, role: str) -> list[str]:
     """Those that are Ready and stay."""
-    return [pod["metadata"]["name"] for pod in kube.pods(f"oars.dev/role={role}") if is_ready(pod)]
+    return [pod["metadata"]["name"] for pod in kube.pods(SELECTORS[role]) if is_ready(pod)]
 
 
 def one_of_each(kube: Kube, workers: int, but: set[str] = frozenset()) -> Callable[[], bool]:  # type: ignore[assignment]
@@ -222,7 +222,7 @@ class Outside:
 
     def _address(self) -> str:
         """The head's port for clients, as the node has it."""
-        [pod] = [pod for pod in self._kube.pods("oars.dev/role=head") if is_ready(pod)]
+        [pod] = [pod for pod in self._kube.pods(SELECTORS["head"]) if is_ready(pod)]
         listed = self._kube.api.get(self._kube.path("services"))["items"]
         opened = {port["port"]: port["nodePort"] for each in listed for port in each["spec"]["ports"]}
         inside = urlsplit(self._case.inside)

@@ -158,13 +158,14 @@ def status(namespace: str | None, where: Where, output: str) -> None:
 @target_options
 def run(where: Where, lease_duration: str, **given: Any) -> None:
     """Run the operator here. In its pod, or outside against a kubeconfig."""
+    from oars.base.gathering import event_loop
     from oars.operator.main import run as lead
 
     seconds = _seconds(lease_duration, "--lease-duration")
     if seconds < LEAST_LEASE:
         raise SpecError(f"--lease-duration: at least {LEAST_LEASE} s; a busy leader would lose it.")
     options = RunOptions(kubeconfig=where.kubeconfig, context=where.context, lease_seconds=seconds, **given)
-    running.run(lead(options))
+    running.run(lead(options), loop=event_loop)
 
 
 async def _installed(options: InstallOptions, where: Where, seconds: float, progress: Progress) -> str:

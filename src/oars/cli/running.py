@@ -19,9 +19,14 @@ def unmoved(count: int) -> None:
     """What a command does at a signal besides being cancelled: nothing."""
 
 
-def run(work: Coroutine[Any, Any, T], told: Callable[[int], None] = unmoved) -> T:
+def run(
+    work: Coroutine[Any, Any, T],
+    told: Callable[[int], None] = unmoved,
+    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> T:
     """The result. The first Ctrl-C (or SIGTERM, or the terminal's end) cancels; `told` hears how many there were."""
-    return asyncio.run(_guarded(work, told))
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(_guarded(work, told))
 
 
 async def _guarded(work: Coroutine[Any, Any, T], told: Callable[[int], None]) -> T:

@@ -89,8 +89,8 @@ class Ways:
 
     async def _head(self) -> Object | None:
         """The head's pod, if it runs."""
-        labels = {names.CLUSTER: self.cluster.name, names.ROLE: "head"}
-        pods = (await self._client.list(POD, self.cluster.namespace, labels=names.selector(labels))).items
+        labels = names.selector(names.pod_labels(self.cluster.name))
+        pods = (await self._client.list(POD, self.cluster.namespace, labels=labels)).items
         staying = [pod for pod in pods if observe.is_staying(pod) and observe.phase(pod) == "Running"]
         return max(staying, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
 

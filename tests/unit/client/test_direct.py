@@ -88,7 +88,7 @@ class Noting(Direct):
 
 
 def test_only_what_is_its_own_is_seen() -> None:
-    member = pod("w", **{names.ROLE: "worker", names.GROUP: "default"})
+    member = pod("w", **{names.GROUP: "default"})
     server = Server(
         ROOT,
         (POD, member),

@@ -20,7 +20,7 @@ from oars.client.kubernetes import KubeHome
 from oars.kube.client import Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object, of
-from oars.model import HEAD, Role
+from oars.model import HEAD
 from oars.places.kube import names
 from oars.places.kube.root import Intent
 from oars.spec.load import build
@@ -28,7 +28,7 @@ from tests.unit.client.test_kube_home import GROUPS, Server, at_home, with_direc
 
 MODES = ["direct", "operator"]
 ROOTS = {"direct": (CONFIG_MAP, names.root("demo")), "operator": (COMPUTE_CLUSTER, "demo")}
-MEMBER = names.pod_labels("demo", Role.HEAD, "head")
+MEMBER = names.pod_labels("demo")
 
 
 class Shared(Server):

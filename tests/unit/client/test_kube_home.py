@@ -22,7 +22,6 @@ from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.kube.target import Target
-from oars.model import Role
 from oars.places.kube import names
 from oars.places.kube.root import Intent
 
@@ -152,7 +151,7 @@ def test_its_own_namespace_goes_before_anyone_waits_for_pods(monkeypatch: pytest
     server = Server()
     with_direct(server, GROUPS)
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
-    server.put(POD, "demo-head-1", metadata={"labels": names.pod_labels("demo", Role.HEAD, "head")})
+    server.put(POD, "demo-head-1", metadata={"labels": names.pod_labels("demo")})
     monkeypatch.setattr(ending, "POLL_SECONDS", 0.01)
     assert not asyncio.run(at_home(server).stop("demo", wait=0.05))
     assert server.deleted[-1] == ("Namespace", "team")

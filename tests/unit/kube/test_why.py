@@ -127,7 +127,7 @@ def test_a_cache_tells_the_same_as_whole_objects(case: str) -> None:
 
 
 def test_every_recording_is_used() -> None:
-    elsewhere = {"refusals", "healthy", "quota", "node_lost", "rollout_deadline"}
+    elsewhere = {"refusals", "healthy", "quota", "node_lost", "rollout_stuck", "replicaset_refused"}
     assert {path.stem for path in DATA.glob("*.json")} == {case for case, *_ in CASES} | elsewhere
 
 
@@ -174,10 +174,20 @@ def test_older_schedulers_name_the_taint() -> None:
 
 
 def test_a_rollout_that_is_stuck_is_said_only_when_nothing_better_is_known() -> None:
-    snapshot = recorded("rollout_deadline")
+    snapshot = recorded("rollout_stuck")
+    snapshot = replace(snapshot, unheeded=snapshot.deployments)
     assert only(snapshot).reason == "Unschedulable"
     stuck = only(replace(snapshot, pods=[]))
-    assert stuck.reason == "RolloutStuck" and "Deployment demo-head made no progress in 3 s" in stuck.message
+    assert stuck.reason == "RolloutStuck" and "Deployment demo-head is there, but Kubernetes does not" in stuck.message
+
+
+def test_a_replicaset_that_is_not_let_in_is_told_of_by_an_event_alone() -> None:
+    snapshot = recorded("replicaset_refused")
+    assert causes(snapshot, "team") == ()  # it may be acted on any moment
+    refused = only(replace(snapshot, unheeded=snapshot.deployments))
+    assert refused.reason == "QuotaExceeded"
+    assert refused.message.startswith("The head cannot be created: quota none of namespace team is full")
+    assert "count/replicasets.apps: 1 more asked, 0 of 0 used" in refused.message
 
 
 def test_what_was_refused_and_then_worked_is_history() -> None:

@@ -21,7 +21,7 @@ def pod(name: str, role: str = "worker", *, state: Object | None = None, **more:
     metadata = {
         "name": name,
         "uid": f"uid-{name}",
-        "labels": names.pod_labels("demo", Role(role), "head" if role == "head" else "default"),
+        "labels": names.pod_labels("demo", "head" if role == "head" else "default"),
         "annotations": {},
         "creationTimestamp": more.pop("created", STARTED),
     }
@@ -91,13 +91,9 @@ def test_who_is_on_the_way_out_does_not_count(gone: Object) -> None:
     assert observe.members([gone], {}) == ()
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [{}, {names.ROLE: "worker"}, {names.GROUP: "default"}, {names.ROLE: "boss", names.GROUP: "default"}],
-)
-def test_a_pod_without_a_members_labels_is_none(labels: dict[str, str]) -> None:
+def test_a_pod_without_a_members_labels_is_none() -> None:
     """Anybody who may label pods can do that to one, and to the pod of another program."""
-    odd = pod("w", metadata={"labels": {names.CLUSTER: "demo", **labels}}, state=DIED)
+    odd = pod("w", metadata={"labels": {names.CLUSTER: "demo"}}, state=DIED)
     assert observe.members([odd, pod("v")], {})[0].id == "v"
     assert (observe.outline(odd), observe.failures([odd], 0.0)) == ((), {})
     assert not observe.is_member({"metadata": {}})

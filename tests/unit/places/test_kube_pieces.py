@@ -15,7 +15,7 @@ from oars.kube.client import Client, Listing
 from oars.kube.kinds import NODE, Kind
 from oars.model import Cause, Notes
 from oars.places.kube import names
-from oars.places.kube.evidence import LONG_PAUSE, PAUSE, STUCK, Evidence, Ground
+from oars.places.kube.evidence import LONG_PAUSE, PAUSE, STUCK, UNHEEDED, Evidence, Ground
 from oars.places.kube.root import COUNT_SECONDS, ClusterRoot
 from oars.places.kube.seen import CATCH_UP, Fresh
 from oars.spec.status import GroupStatus, Phase, Status
@@ -121,6 +121,22 @@ def test_trouble_and_standstill_are_looked_into() -> None:
     run(story(coming(), STUCK + 0.1))
 
 
+def test_a_deployment_that_nobody_acts_on_is_looked_into_and_told() -> None:
+    async def story(observed: int, wait: float) -> tuple[int, list[str]]:
+        server, clock = Server(), Clock()
+        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        metadata = {"name": "demo-head", "labels": names.pod_labels("demo"), "generation": 1, "resourceVersion": "1"}
+        deployment = {"metadata": metadata, "spec": {}, "status": {"observedGeneration": observed}}
+        await evidence.causes([], [deployment])
+        clock.now += wait
+        found = await evidence.causes([], [deployment])
+        return server.asked["events"], [cause.reason for cause in found]
+
+    assert run(story(0, UNHEEDED + 0.1)) == (1, ["RolloutStuck"])
+    assert run(story(0, UNHEEDED - 0.1)) == (0, [])
+    assert run(story(1, UNHEEDED + 0.1)) == (0, [])
+
+
 def test_what_has_been_broken_for_long_is_looked_into_now_and_then() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
@@ -204,7 +220,7 @@ def test_a_start_is_told_in_few_writes() -> None:
             await kept.save(Notes(), told(phase, ready), ())
         assert [body["phase"] for body in server.written] == ["Ready"]
         selector = server.written[0]["selector"]
-        assert selector == f"{names.CLUSTER}=demo,{names.ROLE}=worker,{names.GROUP}=default"
+        assert selector == f"{names.CLUSTER}=demo,{names.GROUP}=default"
 
     run(story())
 

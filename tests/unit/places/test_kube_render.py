@@ -11,7 +11,7 @@ import pytest
 from oars import engines
 from oars.base.errors import SpecError
 from oars.operator import manifests
-from oars.places.kube import names, render
+from oars.places.kube import beside, names, render
 from oars.places.kube.describe import HEAD_MEMORY, WORKER_MEMORY, describe
 from oars.places.kube.pod import DEFAULT_CONTAINER, Cluster, cpu_quantity
 from oars.places.kube.values import POD_FIELDS, SCRATCH
@@ -167,6 +167,64 @@ def test_programs_start_where_they_may_write() -> None:
     assert container_of(found["Deployment/demo-worker"])["workingDir"] == "/data"
 
 
+def scratch_of(deployment: Object, container: str = "") -> list[Object]:
+    """The volumes that are mounted where programs write."""
+    spec = pod_of(deployment)
+    (found,) = [each for each in spec["containers"] if each["name"] == (container or spec["containers"][0]["name"])]
+    mounted = [mount["name"] for mount in found["volumeMounts"] if mount["mountPath"] == SCRATCH]
+    return [volume for volume in spec["volumes"] if volume["name"] in mounted]
+
+
+def test_a_container_s_own_scratch_is_enough_unless_the_user_makes_it_read_only() -> None:
+    def hardened(name: str) -> Object:
+        return {"spec": {"containers": [{"name": name, "securityContext": {"readOnlyRootFilesystem": True}}]}}
+
+    groups = [{"name": "default"}, {"name": "hard", "pod": hardened("worker")}]
+    found = objects(engine="played", workers=groups)
+    assert scratch_of(found["Deployment/demo-head"]) == scratch_of(found["Deployment/demo-worker"]) == []
+    assert scratch_of(found["Deployment/demo-hard"]) == [{"name": "tmp", "emptyDir": {}}]
+    found = objects(engine="played", head={"pod": hardened("head")}, workers=[{"pod": hardened("sidecar")}])
+    assert scratch_of(found["Deployment/demo-head"]) == [{"name": "tmp", "emptyDir": {}}]
+    assert scratch_of(found["Deployment/demo-worker"]) == []
+
+
+def test_scratch_may_be_the_user_s_own_volume() -> None:
+    disk = {"name": "disk", "hostPath": {"path": "/fast"}}
+    container = {"name": "worker", "volumeMounts": [{"name": "disk", "mountPath": SCRATCH}]}
+    for context in ({}, {"securityContext": {"readOnlyRootFilesystem": True}}):
+        mine = {"spec": {"volumes": [disk], "containers": [{**container, **context}]}}
+        assert scratch_of(objects(workers=[{"pod": mine}])["Deployment/demo-worker"]) == [disk]
+
+
+def test_the_helper_sees_the_head_s_scratch() -> None:
+    made = ClusterSpec.model_validate({"engine": "dask", "place": "kubernetes", "image": "team/it:1"})
+    _, head = beside.head_and_around(describe("demo", "lab", made, engines.get("dask"), watched=True), watched=True)
+    assert scratch_of(head, "head") == scratch_of(head, names.HELPER) == [{"name": "tmp", "emptyDir": {}}]
+
+
+@pytest.mark.parametrize("containers", [{"name": "worker"}, ["worker"], [{"securityContext": []}], "worker"])
+def test_an_overlay_without_sense_is_told_not_taken(containers: object) -> None:
+    with pytest.raises(SpecError):
+        objects(workers=[{"pod": {"spec": {"containers": containers}}}])
+
+
+def test_only_what_oars_looks_after_has_no_deadline() -> None:
+    """`kubectl rollout status` of rendered manifests shall not wait for ever."""
+    made = cluster()
+    kept = render.kept_deployment(made, made.shape.workers[0], 3, "demo-worker", "r1", 0)
+    _, head = beside.head_and_around(made, watched=False)
+    assert {d["spec"]["progressDeadlineSeconds"] for d in (kept, head)} == {render.NO_DEADLINE}
+    assert all("progressDeadlineSeconds" not in obj.get("spec", {}) for obj in objects().values())
+
+
+def test_deployments_say_whose_pods_they_make() -> None:
+    found = objects(workers=[{"name": "big"}])
+    groups = {
+        key: found[key]["metadata"]["labels"][names.GROUP] for key in ("Deployment/demo-head", "Deployment/demo-big")
+    }
+    assert groups == {"Deployment/demo-head": "head", "Deployment/demo-big": "big"}
+
+
 def shared_memory_of(deployment: Object) -> int:
     """Of what is mounted at /dev/shm; in memory, and so part of the container's limit."""
     (mount,) = [each for each in container_of(deployment)["volumeMounts"] if each["mountPath"] == "/dev/shm"]
@@ -250,7 +308,7 @@ def test_the_service_has_the_ports_that_the_head_serves() -> None:
     service = render.service(made)
     served = {port.default for port in made.shape.head.process.ports if port.served}
     assert {port["port"] for port in service["spec"]["ports"]} == served
-    assert service["spec"]["selector"][names.ROLE] == "head"
+    assert service["spec"]["selector"][names.GROUP] == "head"
 
 
 HOST = {"host": "demo.example.org"}

@@ -95,7 +95,7 @@ def rights(cluster: Cluster, head: Object) -> list[Object]:
 
 def head_and_around(cluster: Cluster, watched: bool) -> tuple[list[Object], Object]:
     """All of a cluster but its workers: what the head needs, and its Deployment, with the helper if it has one."""
-    head = render.head_deployment(cluster)
+    head = render.looked_after(render.head_deployment(cluster))
     around = [*render.surroundings(cluster), *(rights(cluster, head) if watched else [])]
     if cluster.helped:
         head = with_helper(head, cluster, watched)

@@ -16,6 +16,7 @@ from oars.places.kube import observe, why
 PAUSE = 2.0  # between two looks
 LONG_PAUSE = 30.0  # the same, once nothing has changed for so long
 STUCK = 3.0  # seconds without a change after which a pod that is on its node may need an explanation
+UNHEEDED = 15.0  # the same of a Deployment that its controller does not act on; it may have much to do
 LINES = 20
 LOG_SECONDS = 4.0  # for the log of a container; its node may be away
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")
@@ -75,6 +76,7 @@ class Evidence:
             pods=pods,
             events=self._events,
             deployments=deployments,
+            unheeded=self._unheeded(deployments),
             nodes=self._nodes,
             quotas=self._quotas,
             limit_ranges=self._limits,
@@ -88,12 +90,19 @@ class Evidence:
         versions = frozenset(str(obj["metadata"].get("resourceVersion")) for obj in (*pods, *deployments))
         if versions != self._versions:
             self._versions, self._changed = versions, now
-        still = now - self._changed
+        still = self._still()
         if now - self._looked < (LONG_PAUSE if still > LONG_PAUSE else PAUSE):
             return False
-        if any(map(is_troubled, pods)) or any(map(is_refused, deployments)):
+        if any(map(is_troubled, pods)) or any(map(is_refused, deployments)) or self._unheeded(deployments):
             return True
         return still > STUCK and any(_is_on_node(pod) and not observe.is_ready(pod) for pod in pods)
+
+    def _still(self) -> float:
+        """Seconds in which nothing has changed."""
+        return self._clock() - self._changed
+
+    def _unheeded(self, deployments: Sequence[Object]) -> list[Object]:
+        return [d for d in deployments if not observe.is_acted_on(d)] if self._still() > UNHEEDED else []
 
     async def _gather(self, pods: Sequence[Object]) -> None:
         here, ground = self._namespace, self._ground
@@ -146,7 +155,6 @@ def _is_on_node(pod: Object) -> bool:
 
 
 def is_refused(deployment: Object) -> bool:
-    """Its pods are not let in, or do not come up in time."""
+    """Its pods are not let in."""
     conditions = deployment.get("status", {}).get("conditions") or ()
-    failing = {("ReplicaFailure", "True"), ("Progressing", "False")}
-    return any((each["type"], each["status"]) in failing for each in conditions)
+    return any((each["type"], each["status"]) == ("ReplicaFailure", "True") for each in conditions)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oars.model import Role
+from oars.model import HEAD
 
 Object = dict[str, Any]
 Which = tuple[str, str]  # kind, name
 
 CLUSTER = "oars.dev/cluster"
-ROLE = "oars.dev/role"
-GROUP = "oars.dev/group"
+GROUP = "oars.dev/group"  # a worker group's name; no such group may be called head
 REVISION = "oars.dev/revision"  # of a worker group's template; another one means another Deployment
 HEAD_SEEN = "oars.dev/head"  # annotation of workers: the head's incarnation that they were started for
 APPLIED = "oars.dev/applied"  # annotation: what we asked for, in short, so that nothing is written twice
+ROLLOUT = "deployment.kubernetes.io/revision"  # annotation of a Deployment: how many descriptions it has had
 FILES = "oars.dev/files"  # annotation of pods that mount files of the engine: their content, in short
 GOING = "oars.dev/going"  # annotation of a drained pod that shall be the next to go
 ORPHANED = (
@@ -59,9 +59,9 @@ def labels(cluster: str, engine: str) -> dict[str, str]:
     }
 
 
-def pod_labels(cluster: str, role: Role, group: str) -> dict[str, str]:
-    """By which Deployments, the Service and we find pods."""
-    return {CLUSTER: cluster, ROLE: role.value, GROUP: group}
+def pod_labels(cluster: str, group: str = HEAD) -> dict[str, str]:
+    """By which Deployments, the Service and we find pods: the head's, or those of a worker group."""
+    return {CLUSTER: cluster, GROUP: group}
 
 
 def which(obj: Mapping[str, Any]) -> Which:

@@ -11,14 +11,11 @@ from oars.model import HEAD, Failure, Member, MemberId, MemberState, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
 
-_ROLES = frozenset(role.value for role in Role)
-
 
 def is_member(pod: Object) -> bool:
     """Whoever may label a pod can give it a cluster's name, or take from a member what makes it one. Such a pod is
     nothing to us."""
-    labels = pod["metadata"].get("labels") or {}
-    return labels.get(names.ROLE) in _ROLES and names.GROUP in labels
+    return names.GROUP in (pod["metadata"].get("labels") or ())
 
 
 def is_staying(pod: Object) -> bool:
@@ -46,7 +43,7 @@ def is_running(pod: Object) -> bool:
 
 
 def role(pod: Object) -> Role:
-    return Role(pod["metadata"]["labels"][names.ROLE])
+    return Role.HEAD if pod["metadata"]["labels"][names.GROUP] == HEAD else Role.WORKER
 
 
 def group(pod: Object, revisions: Mapping[str, str]) -> str:
@@ -178,7 +175,7 @@ def is_rolled_out(deployment: Object) -> bool:
     which may have much to do, need not have said so."""
     if deployment["metadata"]["generation"] == 1:
         return True
-    return _is_acted_on(deployment) and deployment["status"].get("updatedReplicas", 0) >= 1
+    return is_acted_on(deployment) and deployment["status"].get("updatedReplicas", 0) >= 1
 
 
 def replaced(head: Member) -> Member:
@@ -188,7 +185,7 @@ def replaced(head: Member) -> Member:
 
 def is_settled(deployment: Object, pods: list[Object]) -> bool:
     """No more of its pods are left than there shall be."""
-    return _is_acted_on(deployment) and len(list(filter(is_up, pods))) <= deployment["spec"].get("replicas", 1)
+    return is_acted_on(deployment) and len(list(filter(is_up, pods))) <= deployment["spec"].get("replicas", 1)
 
 
 def has_unseen(deployment: Object, pods: Iterable[Object]) -> bool:
@@ -198,7 +195,7 @@ def has_unseen(deployment: Object, pods: Iterable[Object]) -> bool:
     return bool(deployment.get("status", {}).get("replicas", 0) > seen)
 
 
-def _is_acted_on(deployment: Object) -> bool:
+def is_acted_on(deployment: Object) -> bool:
     """Its controller has seen what was last asked of it."""
     seen = deployment.get("status", {}).get("observedGeneration", 0)
     return bool(seen >= deployment["metadata"]["generation"])

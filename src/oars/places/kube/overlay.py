@@ -69,6 +69,14 @@ def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> di
     return result
 
 
+def container(theirs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """What the user says of one container. What makes no sense is passed over: `merged` tells."""
+    spec = theirs.get("spec")
+    listed = spec.get("containers") if isinstance(spec, Mapping) else None
+    containers = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    return next((item for item in containers if item.get("name") == name), {})
+
+
 def _with_new_names(theirs: dict[str, Any]) -> dict[str, Any]:
     """Kubernetes heeds the old name of the account where the new one is missing; ours would never be."""
     spec = theirs.get("spec")

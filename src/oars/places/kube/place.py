@@ -265,9 +265,11 @@ class KubePlace:
         return live is not None and wanted is not None and Asked.of(live).covers(wanted)
 
     async def _ask(self, deployment: Object, wanted: Asked) -> None:
-        annotations = deployment["metadata"].setdefault("annotations", {})
-        annotations[names.APPLIED] = str(wanted)
-        log.info(pairs("apply", deployment=deployment["metadata"]["name"], replicas=deployment["spec"]["replicas"]))
+        name = deployment["metadata"]["name"]
+        rollout = observe.annotation(self._deployment(name) or {"metadata": {}}, names.ROLLOUT) or "1"
+        # The second is what its controller would write with a write of its own.
+        deployment["metadata"]["annotations"] = {names.APPLIED: str(wanted), names.ROLLOUT: rollout}
+        log.info(pairs("apply", deployment=name, replicas=deployment["spec"]["replicas"]))
         self._deployments.note(await self._around.apply(deployment))
 
     async def _count(self, name: str, count: int) -> None:
@@ -279,7 +281,7 @@ class KubePlace:
         """Chosen pods that outlived the lowering of their Deployment go now, as do Deployments that stay empty."""
         for deployment in self.deployments():
             labels = deployment["metadata"]["labels"]
-            if names.GROUP not in labels or deployment["metadata"].get("deletionTimestamp"):
+            if labels.get(names.GROUP, HEAD) == HEAD or deployment["metadata"].get("deletionTimestamp"):
                 continue
             pods = [pod for pod in self.pods() if observe.is_of(pod, deployment)]
             if self._is_obsolete(deployment) and not any(map(observe.is_staying, pods)):

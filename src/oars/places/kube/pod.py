@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oars.base.errors import SpecError
-from oars.model import Group, Probe, Process, Role, Shape
+from oars.model import HEAD, Group, Probe, Process, Role, Shape
 from oars.places.kube import names, overlay
 from oars.places.kube.names import Object
 from oars.places.kube.values import FILES, POD_FIELDS, SCRATCH, SECRETS, pod_values, secret_files
@@ -53,14 +53,20 @@ def template(cluster: Cluster, group: Group) -> Object:
     """The PodTemplateSpec of a group, with the user's overlay. Lean: Kubernetes keeps account of every field at every
     write of a pod, its ReplicaSet and its Deployment, and three hundred clusters feel each of them. So pods have only
     the labels by which they are found; the usual ones, which say no more, are on what owns them."""
-    metadata: Object = {"labels": names.pod_labels(cluster.name, group.role, group.name)}
+    is_head = group.role is Role.HEAD
+    metadata: Object = {"labels": names.pod_labels(cluster.name, HEAD if is_head else group.name)}
     if files := mounted_files(cluster, group):
         metadata["annotations"] = {names.FILES: revision(files)}  # pods that read other files are other pods
     ours = {"metadata": metadata, "spec": _spec(cluster, group)}
+    where = "head.pod" if is_head else f"workers[{group.name}].pod"
+    return with_default_container(overlay.merged(ours, _overlay(cluster, group), where))
+
+
+def _overlay(cluster: Cluster, group: Group) -> Mapping[str, Any]:
+    """What the user says of the group's pods."""
     if group.role is Role.HEAD:
-        return with_default_container(overlay.merged(ours, cluster.spec.head.pod, "head.pod"))
-    theirs = next(entry.pod for entry in cluster.spec.workers if entry.name == group.name)
-    return with_default_container(overlay.merged(ours, theirs, f"workers[{group.name}].pod"))
+        return cluster.spec.head.pod
+    return next(entry.pod for entry in cluster.spec.workers if entry.name == group.name)
 
 
 def with_default_container(pod_template: Object) -> Object:
@@ -191,7 +197,7 @@ def _probe(probe: Probe, process: Process) -> Object:
 
 
 def _volumes(cluster: Cluster, group: Group) -> list[Object]:
-    volumes: list[Object] = [{"name": "tmp", "emptyDir": {}}]
+    volumes: list[Object] = [{"name": "tmp", "emptyDir": {}}] if _needs_scratch(cluster, group) else []
     if group.resources.shared_memory:
         limit = str(group.resources.shared_memory)
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
@@ -203,6 +209,15 @@ def _volumes(cluster: Cluster, group: Group) -> list[Object]:
         secret = {"secretName": names.root(cluster.name), "defaultMode": 0o440, "items": items}
         volumes.append({"name": "oars-secrets", "secret": secret})
     return volumes
+
+
+def _needs_scratch(cluster: Cluster, group: Group) -> bool:
+    """A container has a directory for scratch of its own, and a volume for it would cost every pod something. It needs
+    one where the helper shall see the same files, or where the user makes all else read-only."""
+    if group.role is Role.HEAD and cluster.helped:
+        return True
+    context = overlay.container(_overlay(cluster, group), group.role.value).get("securityContext")
+    return isinstance(context, Mapping) and bool(context.get("readOnlyRootFilesystem"))
 
 
 def _mounts(cluster: Cluster, group: Group) -> list[Object]:

@@ -6,11 +6,13 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oars.model import Group, Role
+from oars.model import HEAD, Group
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.places.kube.pod import Cluster, file_key, mounted_files, revision, service_variables, template
 from oars.places.kube.values import secret_files
+
+NO_DEADLINE = 2**31 - 1  # the number that stands for it in Kubernetes
 
 
 def manifests(cluster: Cluster) -> list[Object]:
@@ -75,7 +77,7 @@ def service(cluster: Cluster) -> Object:
         cluster, "v1", "Service", names.head(cluster.name),
         spec={
             "type": expose.type,
-            "selector": names.pod_labels(cluster.name, Role.HEAD, cluster.shape.head.name),
+            "selector": names.pod_labels(cluster.name),
             "publishNotReadyAddresses": True,
             "ports": ports,
         },
@@ -87,7 +89,7 @@ def service(cluster: Cluster) -> Object:
 
 def disruption_budget(cluster: Cluster) -> Object:
     """Whoever empties a node asks first: with the head goes all that the cluster holds."""
-    selector = {"matchLabels": names.pod_labels(cluster.name, Role.HEAD, cluster.shape.head.name)}
+    selector = {"matchLabels": names.pod_labels(cluster.name)}
     spec = {"maxUnavailable": 0, "selector": selector}
     return cluster_object(cluster, "policy/v1", "PodDisruptionBudget", names.head(cluster.name), spec=spec)
 
@@ -143,32 +145,44 @@ def ingress(cluster: Cluster) -> Object:
 
 def head_deployment(cluster: Cluster) -> Object:
     group = cluster.shape.head
-    pods = template(cluster, group)
     spec = {
         "replicas": 1,
         "revisionHistoryLimit": 1,
         "strategy": {"type": "Recreate"},  # never two heads
-        "selector": {"matchLabels": names.pod_labels(cluster.name, Role.HEAD, group.name)},
-        "template": pods,
+        "selector": {"matchLabels": names.pod_labels(cluster.name)},
+        "template": template(cluster, group),
     }
-    return cluster_object(cluster, "apps/v1", "Deployment", names.head(cluster.name), spec=spec)
+    return _deployment(cluster, names.head(cluster.name), HEAD, spec)
 
 
 def worker_deployment(cluster: Cluster, group: Group, replicas: int) -> Object:
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": names.pod_labels(cluster.name, Role.WORKER, group.name)},
+        "selector": {"matchLabels": names.pod_labels(cluster.name, group.name)},
         "template": template(cluster, group),
     }
-    return cluster_object(cluster, "apps/v1", "Deployment", names.workers(cluster.name, group.name), spec=spec)
+    return _deployment(cluster, names.workers(cluster.name, group.name), group.name, spec)
+
+
+def _deployment(cluster: Cluster, name: str, group: str, spec: Object) -> Object:
+    deployment = cluster_object(cluster, "apps/v1", "Deployment", name, spec=spec)
+    deployment["metadata"]["labels"] = {**cluster.labels, names.GROUP: group}
+    return deployment
+
+
+def looked_after(deployment: Object) -> Object:
+    """Where Oars looks after it. What keeps its pods from coming up we tell ourselves, long before Kubernetes does; to
+    keep account of its progress would cost two writes at each start, and one that is refused."""
+    deployment["spec"]["progressDeadlineSeconds"] = NO_DEADLINE
+    return deployment
 
 
 def kept_deployment(
     cluster: Cluster, group: Group, replicas: int, name: str, of_revision: str, head_changes: int
 ) -> Object:
-    """The same where Oars looks after it: others of the group, of another revision, may stand beside it for a while."""
-    deployment = worker_deployment(cluster, group, replicas)
+    """A group's where Oars looks after it: others of it, of another revision, may stand beside it for a while."""
+    deployment = looked_after(worker_deployment(cluster, group, replicas))
     spec, metadata = deployment["spec"], deployment["metadata"]
     labels = {names.REVISION: of_revision}
     spec["selector"]["matchLabels"] |= labels
@@ -178,7 +192,7 @@ def kept_deployment(
     if head_changes:
         spec["template"]["metadata"].setdefault("annotations", {})[names.HEAD_SEEN] = str(head_changes)
     metadata["name"] = name
-    metadata["labels"] = {**metadata["labels"], names.GROUP: group.name, names.ROLE: group.role.value, **labels}
+    metadata["labels"] |= labels
     return deployment
 
 

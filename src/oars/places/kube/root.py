@@ -179,8 +179,8 @@ class ClusterRoot:
             await self._tell((cause,))
 
     def _shown(self, status: Status, causes: tuple[Cause, ...]) -> Object:
-        first = {names.GROUP: status.groups[0].name} if status.groups else {}
-        selector = names.selector({names.CLUSTER: status.name, names.ROLE: "worker", **first})
+        first = status.groups[0].name if status.groups else "default"
+        selector = names.selector(names.pod_labels(status.name, first))
         grave = causes_that_matter(causes)
         if status.phase in (Phase.PENDING, Phase.STARTING) and not grave:
             status = replace(status, reason="", message="")  # that it takes its course is not worth a write each time

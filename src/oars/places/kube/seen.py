@@ -84,8 +84,6 @@ def _claims(volumes: Iterable[Object] | None) -> list[Object]:
 def trimmed_deployment(deployment: Object) -> Object:
     spec = deployment["spec"]
     kept = {"replicas": spec.get("replicas"), "selector": spec["selector"]}
-    if "progressDeadlineSeconds" in spec:
-        kept["progressDeadlineSeconds"] = spec["progressDeadlineSeconds"]
     metadata = {**_trimmed_metadata(deployment), "ownerReferences": _owners(deployment)}
     return {"metadata": metadata, "spec": kept, "status": deployment.get("status", {})}
 

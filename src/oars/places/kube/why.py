@@ -12,7 +12,7 @@ from oars.model import Cause
 from oars.places.kube import why_creation, why_deaths, why_loss, why_nodes, why_start
 from oars.places.kube.names import Object
 from oars.places.kube.why_deaths import logs_needed, logs_to_read, with_lent_tails
-from oars.places.kube.why_facts import HEAD, Finding, Grade, Snapshot, condition, group, is_leaving, name, role
+from oars.places.kube.why_facts import HEAD, Finding, Grade, Snapshot, group, is_leaving, name, role
 from oars.places.kube.why_refusal import refusal
 from oars.places.kube.why_start import all_statuses
 
@@ -58,18 +58,15 @@ def _placed(finding: Finding, pod: Object) -> Finding:
 def _stuck_rollouts(snapshot: Snapshot, found: list[Finding]) -> Iterable[Finding]:
     """Only where nothing better is known."""
     explained = {(finding.role, finding.group) for finding in found if finding.grade is not Grade.PAST}
-    for deployment in snapshot.deployments:
-        progressing = condition(deployment, "Progressing")
-        if progressing.get("reason") != "ProgressDeadlineExceeded":
-            continue
+    for deployment in snapshot.unheeded:
         if (role(deployment), group(deployment)) in explained:
             continue
-        seconds = deployment.get("spec", {}).get("progressDeadlineSeconds")
         yield Finding(
             Grade.ROLLOUT,
             "RolloutStuck",
-            f"made no progress in {f'{seconds} s' if seconds else 'time'}",
-            f"Look at its pods: `kubectl describe deployment {name(deployment)}`.",
+            "is there, but Kubernetes does not act on it",
+            "Its controller manager may be down or have too much to do: ask whoever runs the cluster. "
+            f"`kubectl describe deployment {name(deployment)}` tells more.",
             role=role(deployment), group=group(deployment), subject=f"Deployment {name(deployment)}",
         )  # fmt: skip
 

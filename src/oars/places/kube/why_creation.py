@@ -1,4 +1,5 @@
-"""Pods that never came to be: what the ReplicaSet was told when it tried to make them. Pure."""
+"""Pods that never came to be: what the ReplicaSet was told when it tried to make them, or the Deployment when it tried
+to make the ReplicaSet. Pure."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from oars.places.kube.why_facts import (
     Snapshot,
     cluster_of,
     condition,
+    events_of,
     group,
     is_leaving,
     name,
@@ -23,7 +25,10 @@ from oars.places.kube.why_facts import (
     when,
 )
 
-_PREFIX = re.compile(r'^(?:\(combined from similar events\): )?(?:Error creating: )?(?:pods "[^"]*" is forbidden: )?')
+_PREFIX = re.compile(
+    r'^(?:\(combined from similar events\): )?(?:Error creating: |Failed to create new replica set "[^"]*": )?'
+    r'(?:(?:pods|replicasets\.apps) "[^"]*" is forbidden: )?'
+)
 
 
 def findings(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
@@ -35,6 +40,9 @@ def findings(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
         if failure.get("status") == "True" and member not in told and replicas(owner):
             told.add(member)
             yield _finding(owner, str(failure.get("message", "")), namespace, snapshot)
+    for owner in snapshot.unheeded:
+        for event in events_of(snapshot, owner, "ReplicaSetCreateError")[-1:]:  # only an event tells
+            yield _finding(owner, str(event.get("message", "")), namespace, snapshot)
     yield from _jobs(snapshot, namespace)
 
 

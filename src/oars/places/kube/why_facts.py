@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
-from oars.places.kube.names import CLUSTER, GROUP, ROLE, Object
+from oars.places.kube.names import CLUSTER, GROUP, Object
 
 HEAD = "head"
 
@@ -20,6 +20,7 @@ class Snapshot:
     pods: Sequence[Object] = ()
     events: Sequence[Object] = ()
     deployments: Sequence[Object] = ()
+    unheeded: Sequence[Object] = ()  # those of them that Kubernetes should have acted on by now
     nodes: Sequence[Object] | None = None  # None: not allowed to look
     quotas: Sequence[Object] = ()
     limit_ranges: Sequence[Object] = ()
@@ -63,7 +64,8 @@ def labels(obj: Object) -> Mapping[str, str]:
 
 
 def role(obj: Object) -> str:
-    return labels(obj).get(ROLE, "")
+    """Also the name of its container that runs the engine."""
+    return HEAD if group(obj) == HEAD else "worker" if group(obj) else ""
 
 
 def group(obj: Object) -> str:
