@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -51,6 +52,26 @@ def test_a_pod_with_wrong_labels_is_nobodys_and_blinds_nobody(stage: Stage, oper
     heals(stage, "demo")
     assert operator.stop() == 128 + 15
     assert not operator.says("Traceback")
+
+
+# what keeps Deployments from their pods
+
+
+def test_a_head_that_gets_no_replicaset_is_explained_until_it_gets_one(
+    stage: Stage, operators: Operators, quota: Callable[..., AbstractContextManager[None]]
+) -> None:
+    """Only an event tells of it, and only of the Deployment."""
+    operators()
+    with quota(stage.kube, {"count/replicasets.apps": "0"}):
+        stage.create(resource("demo"))
+
+        def explained() -> bool:
+            return bool(stage.get("demo").get("status", {}).get("reason") == "QuotaExceeded")
+
+        stage.until("demo", "is explained", explained)
+        message = stage.get("demo")["status"]["message"]
+        assert message.startswith("The head cannot be created: quota") and "count/replicasets.apps" in message
+    assert stage.await_ready("demo", 120)["ready"] == "3/3"
 
 
 # names

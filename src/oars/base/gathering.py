@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from oars.base.ration import Ration
 
-MOMENT = 0.02  # seconds
-PROMPT, SAVED = 25.0, 200.0  # a second, and at once: how often we let ourselves be woken without waiting for more
+MOMENT = 0.05  # seconds
+PROMPT, SAVED = 20.0, 500.0  # a second, and at once: how often we let ourselves be woken without waiting for more
 
 
 class Gathering(selectors.DefaultSelector):

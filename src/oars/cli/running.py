@@ -22,7 +22,7 @@ def unmoved(count: int) -> None:
 def run(
     work: Coroutine[Any, Any, T],
     told: Callable[[int], None] = unmoved,
-    loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
     """The result. The first Ctrl-C (or SIGTERM, or the terminal's end) cancels; `told` hears how many there were."""
     with asyncio.Runner(loop_factory=loop) as runner:

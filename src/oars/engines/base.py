@@ -8,11 +8,12 @@ session.py  the user's side: connect, executor                           (in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from oars.base.errors import EngineUnreachable
 from oars.model import Drained, MemberId, Needs, Shape, View
 
 if TYPE_CHECKING:  # the user's half of an engine also runs in environments without pydantic
@@ -97,3 +98,11 @@ class Session(Protocol):
     """The engine's own client, connected."""
     disconnect: Callable[[Any], None]
     executor: Callable[[Access], Executor]
+
+
+def waits_for(answer: Any, asked: Collection[str], stranger: str) -> Mapping[str, str]:
+    """Who shall go → what it waits for. One that is missing is not there any more and may go: so nothing may be taken
+    for an answer but the head's own, which speaks of nobody else. Raises EngineUnreachable with the word `stranger`."""
+    if isinstance(answer, dict) and all(who in asked and isinstance(said, str) for who, said in answer.items()):
+        return answer
+    raise EngineUnreachable(stranger)

@@ -215,6 +215,16 @@ class TestDrain:
         ((script, request),) = wire.asked
         assert script == BESIDE and request["names"] == members and not request["force"]
 
+    @pytest.mark.parametrize("answer", [None, "", [], {"worker-0": True}, {"worker-0": None}, {"another": ""}])
+    def test_nobody_goes_by_an_answer_that_is_not_the_scheduler_s(self, answer: object) -> None:
+        with pytest.raises(EngineUnreachable, match="not as Oars"):
+            asyncio.run(engine.drain(FakeWire(answer=answer), [MemberId("worker-0")], force=False))
+
+    def test_one_that_the_scheduler_does_not_know_may_go(self) -> None:
+        assert asyncio.run(engine.drain(FakeWire(answer={}), [MemberId("w")], force=False)) == [
+            Drained(MemberId("w"), True)
+        ]
+
 
 def test_importing_the_engine_does_not_import_dask_nor_pydantic() -> None:
     code = "import sys, oars.engines.dask.session; print({'dask', 'distributed', 'pydantic'} & set(sys.modules))"

@@ -236,7 +236,7 @@ async def serve(scheduler: Any, line: bytes, end: asyncio.Task[bytes]) -> None:
     try:
         reply: dict[str, Any] = {"ok": work.result()}
     except (OSError, RuntimeError, TimeoutError) as error:
-        reply = {"error": f"The Dask scheduler does not answer: {error or type(error).__name__}"}
+        reply = {"error": f"The Dask scheduler does not answer: {str(error) or type(error).__name__}"}
     sys.stdout.write(json.dumps(reply) + "\n")
     sys.stdout.flush()
 

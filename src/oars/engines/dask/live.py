@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire
+from oars.engines.base import Wire, waits_for
 from oars.engines.dask.texts import BESIDE
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
 IN_SERVICE = ("running", "paused")  # paused: short of memory for the moment, but there
+STRANGER = "what answers beside the scheduler is not as Oars put it there"
 DRAIN_SECONDS = 50.0  # then workers that could not be emptied are put back in service
 
 
@@ -47,5 +48,5 @@ def _member(worker: Mapping[str, Any]) -> tuple[MemberId, MemberView]:
 async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
     """Move results, let running tasks end; see beside.py, which does it inside the scheduler."""
     request = {"op": "drain", "names": list(members), "seconds": DRAIN_SECONDS, "force": force}
-    waits: Mapping[str, str] = await wire.ask(BESIDE, request)
+    waits = waits_for(await wire.ask(BESIDE, request), members, STRANGER)
     return [Drained(member, done=not waits.get(member), waits_for=waits.get(member, "")) for member in members]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire
+from oars.engines.base import Wire, waits_for
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
 # Every node reports once a second. One that is silent for so long is not there, whatever Mars still believes.
@@ -70,12 +70,9 @@ async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequenc
 
 
 def _waits(text: bytes, asked: Collection[str]) -> Mapping[str, str]:
-    """address → what it waits for. One that is missing is not there any more and may go: so nothing may be taken for an
-    answer but the supervisor's own, which speaks of nobody else."""
+    """By address."""
     try:
         answers = json.loads(text)
     except ValueError as error:
         raise EngineUnreachable(STRANGER) from error
-    if isinstance(answers, dict) and all(who in asked and isinstance(said, str) for who, said in answers.items()):
-        return answers
-    raise EngineUnreachable(STRANGER)
+    return waits_for(answers, asked, STRANGER)

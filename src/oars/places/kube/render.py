@@ -172,8 +172,8 @@ def _deployment(cluster: Cluster, name: str, group: str, spec: Object) -> Object
 
 
 def looked_after(deployment: Object) -> Object:
-    """Where Oars looks after it. What keeps its pods from coming up we tell ourselves, long before Kubernetes does; to
-    keep account of its progress would cost two writes at each start, and one that is refused."""
+    """Where Oars looks after it. What keeps its pods from coming up we tell ourselves, long before Kubernetes would; to
+    have it keep account of their progress costs a write at each start, and another that is refused."""
     deployment["spec"]["progressDeadlineSeconds"] = NO_DEADLINE
     return deployment
 
