@@ -1,4 +1,7 @@
-"""python -m bench [start|executor|cli] …: everything, or the named parts. Results go to bench/results/ as JSON."""
+"""python -m bench [start|executor|cli] …: everything, or the named parts. Results go to bench/results/ as JSON.
+
+On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +146,10 @@ def line(each: dict[str, Any]) -> str:
 def main() -> int:
     parts = {"start": bench_start, "executor": bench_executor, "cli": bench_cli}
     chosen = sys.argv[1:] or list(parts)
+    if unknown := [part for part in chosen if part not in parts]:
+        raise SystemExit(
+            f"{unknown[0]} is none of {', '.join(parts)}; those on Kubernetes are bench.kube_start and .kube_scale."
+        )
     RESULTS.mkdir(exist_ok=True)
     for part in chosen:
         rows = parts[part]()

@@ -363,6 +363,8 @@ MOST_PODS = {"pair": CLUSTERS * (1 + WORKERS), "growth": SIZES[-1] * (1 + WORKER
 
 def main() -> int:
     parts = sys.argv[1:] or list(PARTS)
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise SystemExit(f"{unknown[0]} is none of {', '.join(PARTS)}.")
     sys.path.append(str(TOY))
     with borrowed(Lab(settings.load(), say), with_node=False) as lab:
         kwok.up(lab, 1 + max(MOST_PODS[part] for part in parts) // PODS_PER_NODE)
