@@ -36,8 +36,8 @@ from oars.kube.client import Client
 from oars.kube.informer import Informer
 from oars.kube.kinds import COMPUTE_CLUSTER, NAMESPACE, POD, POD_DISRUPTION_BUDGET, Kind, Object
 from oars.operator import crd
-from oars.operator.keeping import described
-from oars.places.kube import render
+from oars.operator.reconciler import described
+from oars.places.kube.render import objects
 from oars.spec.cluster import API_VERSION, KIND
 
 ROUNDS = int(os.environ.get("OARS_BENCH_ROUNDS", "3"))
@@ -86,7 +86,7 @@ def whole_by_hand(name: str, namespace: str) -> list[Object]:
     """All that a ComputeCluster comes to, made without an operator."""
     (resource,) = by_oars(name, namespace)
     resource["metadata"] |= {"uid": "", "generation": 1}
-    return render.manifests(described(resource))
+    return objects.manifests(described(resource))
 
 
 def by_oars(name: str, namespace: str, workers: int = WORKERS) -> list[Object]:

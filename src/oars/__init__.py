@@ -9,7 +9,7 @@ from oars.base.version import VERSION
 if TYPE_CHECKING:
     from oars.base.errors import OarsError
     from oars.client.cluster import AsyncCluster
-    from oars.client.driver import connect, executor
+    from oars.client.current import connect, executor
     from oars.client.sync import Cluster
     from oars.spec.cluster import ClusterSpec
 
@@ -22,8 +22,8 @@ _HOMES = {
     "Cluster": "oars.client.sync",
     "ClusterSpec": "oars.spec.cluster",
     "OarsError": "oars.base.errors",
-    "connect": "oars.client.driver",
-    "executor": "oars.client.driver",
+    "connect": "oars.client.current",
+    "executor": "oars.client.current",
 }
 
 

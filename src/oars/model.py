@@ -39,7 +39,7 @@ class Port:
 
     name: str
     default: int
-    served: bool = True  # others find it by the head's name; False: only members use it, by address
+    on_service: bool = True  # others find it by the head's name; False: only members use it, by address
     alias: str = ""  # its name in a Service, where users of the engine know it by another
 
 
@@ -110,9 +110,9 @@ class Shape:
     workers: tuple[Group, ...]
     endpoints: Mapping[str, str]  # "client", "dashboard"; "outside": the client's, where no member can be dialled
     secrets: tuple[str, ...] = ()  # kinds the cluster needs: "tls" (ca.pem, cert.pem, key.pem), "token"
-    page_secret: str = ""  # the file of those that the dashboard asks a person for
+    dashboard_secret: str = ""  # the file of those that the dashboard asks a person for
     image: str = ""  # that its users usually take, where images are
-    asks: bool = False  # its live half has questions for a script beside the head (Wire.ask)
+    needs_helper: bool = False  # its live half has questions for a script beside the head (Wire.ask)
     driver_env: Mapping[str, str] = field(default_factory=dict)  # makes the engine's own words find the cluster
     outside_env: Mapping[str, str] = field(default_factory=dict)  # the same, over it, where "outside" is the address
 
@@ -186,7 +186,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Notes:
+class LoopState:
     """What the loop must remember between passes and across its own death; kept by the place."""
 
     retiring: Mapping[MemberId, Retiring] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Notes:
     head: str = ""  # places that heal: the incarnation of the head that the workers serve
     head_changes: int = 0  # and how many there were before it
 
-    def with_retiring(self, retiring: Mapping[MemberId, Retiring]) -> Notes:
+    def with_retiring(self, retiring: Mapping[MemberId, Retiring]) -> LoopState:
         return replace(self, retiring=dict(retiring))
 
 
@@ -203,7 +203,7 @@ class Observed:
     """What is there. Where `heals` is true the place itself replaces dead members (Kubernetes Deployments)."""
 
     members: tuple[Member, ...] = ()
-    notes: Notes = Notes()
+    notes: LoopState = LoopState()
     heals: bool = False
     causes: tuple[Cause, ...] = ()  # what the place itself knows of why something is not as wanted
     remarks: tuple[Cause, ...] = ()  # what is worth knowing though it keeps nothing from being as wanted
@@ -266,7 +266,7 @@ class Decision:
     """What to do now, what to remember, and when to look again at the latest."""
 
     steps: tuple[Step, ...]
-    notes: Notes
+    notes: LoopState
     again_after: float = 1.0
 
 
@@ -276,7 +276,7 @@ class Cause:
 
     reason: str
     message: str
-    todo: str = ""
+    hint: str = ""
     lines: tuple[str, ...] = ()
 
 

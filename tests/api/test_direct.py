@@ -15,15 +15,16 @@ from lab.wait import until
 from tests.api.stage import Stage, group, quiet_for, requests, resource
 
 from oars.base.errors import NameInUse, Replaced, SpecError
-from oars.client.home import Making
-from oars.client.homes import Where, kube_home
-from oars.client.kubernetes import KubeHome
+from oars.client.backend import Making
+from oars.client.backends import Where, kube_backend
+from oars.client.kubernetes import KubeBackend
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.kinds import CONFIG_MAP, Object
-from oars.model import Notes
-from oars.places.kube import around, names, seen
-from oars.places.kube.root import ConfigMapRoot
+from oars.model import LoopState
+from oars.places.kube import names
+from oars.places.kube.state import cache, owned_objects
+from oars.places.kube.state.root import ConfigMapRoot
 from oars.spec.load import build
 from oars.spec.status import Phase, Status
 
@@ -32,22 +33,22 @@ SECONDS = 60
 
 
 @asynccontextmanager
-async def at_home(stage: Stage, kubeconfig: Path | None = None, mode: str = "direct") -> AsyncIterator[KubeHome]:
+async def at_home(stage: Stage, kubeconfig: Path | None = None, mode: str = "direct") -> AsyncIterator[KubeBackend]:
     """A client of its own."""
     path = str(kubeconfig or stage.kube.kubeconfig)
-    home = kube_home(Where("kubernetes", namespace=stage.kube.namespace, kubeconfig=path, mode=mode), os.environ)
+    home = kube_backend(Where("kubernetes", namespace=stage.kube.namespace, kubeconfig=path, mode=mode), os.environ)
     try:
         yield home
     finally:
         await home.close()
 
 
-async def make(home: KubeHome, replicas: int = 3, *, tied: bool = False) -> None:
+async def make(home: KubeBackend, replicas: int = 3, *, tied: bool = False) -> None:
     spec = build({**resource("demo", group(replicas=replicas))["spec"], "place": "kubernetes"}).spec
     await home.create("demo", spec, Making(tied, lambda _: None))
 
 
-async def ready(home: KubeHome, wanted: int, seconds: float = SECONDS) -> Status:
+async def ready(home: KubeBackend, wanted: int, seconds: float = SECONDS) -> Status:
     """Until it has so many workers, and says so of the newest description."""
     generation = await home.generation("demo")
     async with asyncio.timeout(seconds):
@@ -68,7 +69,7 @@ def play(story: Awaitable[None]) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_life(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (around, seen):  # where watches lag nothing is asked for twice, so that writes can be counted
+    for module in (owned_objects, cache):  # where watches lag nothing is asked for twice, so that writes can be counted
         monkeypatch.setattr(module, "CATCH_UP", 60.0)
     proxy = fault_proxy()
 
@@ -129,13 +130,13 @@ def test_what_is_noted_of_a_cluster_goes_to_no_other_of_its_name(stage: Stage) -
     async def story() -> None:
         async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig)) as client:
             root = ConfigMapRoot(client, await client.create(config_map))
-            await root.save(Notes(head="a:0"), None, ())
+            await root.save(LoopState(head="a:0"), None, ())
             first = await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
             assert "a:0" in first["data"]["notes.json"]
             await client.delete(CONFIG_MAP, metadata["name"], metadata["namespace"])
             await client.create(config_map)
             with pytest.raises(Replaced):
-                await root.save(Notes(head="b:0"), None, ())
+                await root.save(LoopState(head="b:0"), None, ())
             assert "data" not in await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
 
     play(story())

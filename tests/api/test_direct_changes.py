@@ -10,8 +10,8 @@ from tests.api.stage import Stage, group, resource
 from tests.api.test_direct import at_home, make, play, ready, stage_is_empty
 
 from oars.cli import down
-from oars.client.home import Making
-from oars.client.homes import Where, kube_home
+from oars.client.backend import Making
+from oars.client.backends import Where, kube_backend
 from oars.kube.kinds import CONFIG_MAP, LEASE, NAMESPACE
 from oars.places.kube import names
 from oars.spec.load import build
@@ -64,7 +64,7 @@ def test_a_namespace_of_its_own(stage: Stage) -> None:
     spec = build(described).spec
 
     async def story() -> None:
-        home = kube_home(where, os.environ)
+        home = kube_backend(where, os.environ)
         try:
             await home.create("demo", spec, Making(False, lambda _: None))
             status = await ready(home, 1)

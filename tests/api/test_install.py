@@ -26,7 +26,7 @@ from lab.wait import until
 import oars
 from oars.base.errors import NotFound, OarsError, TimedOut
 from oars.cli.operator import operator
-from oars.client import operated
+from oars.client import operator_client
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.lease import Elector
@@ -203,7 +203,7 @@ async def _come_and_go(kube: Kube, options: InstallOptions, tell: Callable[[str]
 
 
 async def _looks(kube: Kube, client: Client, options: InstallOptions) -> None:
-    assert await operated.home(client) == options.namespace
+    assert await operator_client.home(client) == options.namespace
     everywhere = f"/apis/{API_VERSION}/{crd.PLURAL}"
     others = len(kube.api.get(everywhere)["items"])  # of tests before, in namespaces that take their time to go
     await client.create(

@@ -22,10 +22,10 @@ from oars.kube.errors import ApiError, Unreachable
 from oars.kube.informer import Informer, Key
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, LEASE, POD, SERVICE, Object, of
 from oars.kube.lease import Elector, holder
-from oars.places.kube import render
-from oars.places.kube.around import OF_NOTHING
-from oars.places.kube.beside import head_and_around
-from oars.places.kube.describe import describe
+from oars.places.kube.render import objects
+from oars.places.kube.render.describe import describe
+from oars.places.kube.render.sidecar import head_and_owned
+from oars.places.kube.state.owned_objects import OF_NOTHING
 from oars.spec.load import build
 
 Start = Callable[..., FaultProxy]
@@ -106,13 +106,13 @@ def test_what_shall_only_be_made_is_refused_where_anything_has_its_name(kube_api
     """With one request, for each kind that a cluster is made of."""
     spec = build({"engine": "dask", "image": "i:1", "expose": {"host": "h.example"}}).spec
     cluster = describe("demo", kube_api.namespace, spec, engines.get("dask"), watched=True)
-    around, head = head_and_around(cluster, True)
-    objects = [*around, head, render.disruption_budget(cluster)]
-    assert len({obj["kind"] for obj in objects}) == 9
+    around, head = head_and_owned(cluster, True)
+    wanted = [*around, head, objects.disruption_budget(cluster)]
+    assert len({obj["kind"] for obj in wanted}) == 9
 
     async def body() -> None:
         async with client(kube_api) as api:
-            for obj in objects:
+            for obj in wanted:
                 asked = {**obj, "metadata": {**obj["metadata"], "resourceVersion": OF_NOTHING}}
                 made = await api.apply(asked)
                 assert made["metadata"]["resourceVersion"] != OF_NOTHING, obj["kind"]

@@ -17,13 +17,13 @@ from tests.api.test_direct import play, ready
 from tests.api.test_rbac_modes import account, kubeconfig_of, may
 
 from oars.base.errors import UsageError
-from oars.client import operated
-from oars.client.home import Making
+from oars.client import operator_client
+from oars.client.backend import Making
 from oars.kube.kinds import COMPUTE_CLUSTER
 from oars.operator import crd, rbac
 from oars.operator.rbac import Subject
 from oars.places.kube import names
-from oars.places.kube.root import FORCE
+from oars.places.kube.state.root import FORCE
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
 
@@ -141,7 +141,7 @@ def test_an_operator_is_found_wherever_it_was_installed(
 
     async def mode() -> str:
         async with at_home(stage) as home:
-            return await operated.find_mode(home.client, home.namespace)
+            return await operator_client.find_mode(home.client, home.namespace)
 
     assert asyncio.run(mode()) == "direct"  # it leads in a namespace where nobody looks
     home_of_operator(stage.kube.namespace)
@@ -150,7 +150,7 @@ def test_an_operator_is_found_wherever_it_was_installed(
     async def elsewhere() -> str:
         async with at_home(stage) as home:
             with pytest.raises(UsageError, match=f"does not watch the namespace 'default': only {home.namespace}"):
-                await operated.check_watched(home.client, "default")
-            return await operated.find_mode(home.client, "default")
+                await operator_client.check_watched(home.client, "default")
+            return await operator_client.find_mode(home.client, "default")
 
     assert asyncio.run(elsewhere()) == "direct"  # it watches one namespace

@@ -10,7 +10,7 @@ from lab.faultproxy import FaultProxy
 from tests.api.stage import Operator, Stage, group, quiet_for, requests, resource
 
 from oars.places.kube import names
-from oars.places.kube.root import COUNT_SECONDS
+from oars.places.kube.state.root import COUNT_SECONDS
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]

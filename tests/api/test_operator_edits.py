@@ -165,14 +165,14 @@ def test_after_a_new_head_workers_are_replaced_once(stage: Stage, operators: Ope
 
     def renewed() -> bool:
         found = stage.pods("demo", "worker")
-        fresh = all(pod["metadata"].get("annotations", {}).get(names.HEAD_SEEN) == "1" for pod in found)
+        fresh = all(pod["metadata"].get("annotations", {}).get(names.HEAD_EPOCH) == "1" for pod in found)
         return fresh and len(found) == 3 and not stage.workers("demo") & old
 
     stage.until("demo", "has new workers", renewed)
     stage.await_ready("demo")
     assert proxy.count(resource="deployments", name="demo-worker", verb="patch") == before + 1
     template = stage.deployments("demo")["demo-worker"]["spec"]["template"]
-    assert template["metadata"]["annotations"][names.HEAD_SEEN] == "1"
+    assert template["metadata"]["annotations"][names.HEAD_EPOCH] == "1"
 
 
 def test_what_somebody_deletes_comes_back(running: Stage) -> None:

@@ -14,7 +14,8 @@ from lab.wait import until
 from tests.api.stage import Operator, Stage, group, resource
 from tests.api.test_operator import object_writes
 
-from oars.places.kube import counted, names
+from oars.places.kube import names
+from oars.places.kube.state import replicas
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]
@@ -247,7 +248,7 @@ def test_what_was_said_last_holds_whoever_said_it(stage: Stage, operators: Opera
     stage.edit("demo", {"workers": [group(replicas=2)]})
     assert stage.await_ready("demo")["ready"] == "2/2"
     stage.until("demo", "agrees with itself", lambda: scale_of(stage, "demo") == 2)
-    assert stage.get("demo")["metadata"]["annotations"][counted.SAID] == "default=2"
+    assert stage.get("demo")["metadata"]["annotations"][replicas.SAID] == "default=2"
     assert stage.await_ready("demo")["ready"] == "2/2"
 
 

@@ -79,5 +79,5 @@ def test_a_lost_head_gets_workers_of_the_new_version(upgraded: Stage) -> None:
     upgraded.until("demo", "has other workers", replaced)
     upgraded.await_ready("demo")
     assert all(is_of_another(upgraded, worker) for worker in upgraded.workers("demo"))
-    stamps = {pod["metadata"].get("annotations", {}).get(names.HEAD_SEEN) for pod in upgraded.pods("demo", "worker")}
+    stamps = {pod["metadata"].get("annotations", {}).get(names.HEAD_EPOCH) for pod in upgraded.pods("demo", "worker")}
     assert stamps == {"1"}

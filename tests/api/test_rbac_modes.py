@@ -18,9 +18,9 @@ from tests.api.stage import Operator, Stage, group, quiet_for, resource
 from tests.api.test_direct import at_home, make, play, ready, stage_is_empty
 
 from oars.base.errors import Denied
-from oars.client.home import Making
-from oars.client.homes import Where, kube_home
-from oars.client.kubernetes import KubeHome
+from oars.client.backend import Making
+from oars.client.backends import Where, kube_backend
+from oars.client.kubernetes import KubeBackend
 from oars.operator import NAME, rbac
 from oars.operator.rbac import Subject
 from oars.spec.load import build
@@ -157,7 +157,7 @@ def test_who_may_list_nodes_is_told_what_the_best_one_has(stage: Stage, tmp_path
     assert not may(stage, "ann", "list", "nodes")
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
-    async def told(home: KubeHome, words: str) -> None:
+    async def told(home: KubeBackend, words: str) -> None:
         async with asyncio.timeout(90):
             async for report in home.watch("demo"):
                 if any(words in cause.message for cause in report.causes):
@@ -255,7 +255,7 @@ def test_direct_mode_tells_of_rights_that_it_finds_missing_later(
             await make(home, tied=True)
             report = await home.report("demo")
             assert report.status.reason == "RightMissing"
-            assert f'resources: ["{resource}"], verbs: ["{verb}"]' in report.causes[0].todo
+            assert f'resources: ["{resource}"], verbs: ["{verb}"]' in report.causes[0].hint
             assert await home.stop("demo", wait=90)
 
     play(story())
@@ -276,11 +276,11 @@ def test_the_operator_tells_which_right_it_lacks(stage: Stage, operators: Operat
 
     async def story() -> None:
         where = Where("kubernetes", namespace=namespace, kubeconfig=str(stage.kube.kubeconfig), mode="operator")
-        home = kube_home(where, os.environ)
+        home = kube_backend(where, os.environ)
         try:
             (cause,) = (await home.report("demo")).causes
             assert cause.message.endswith(f"may not create secrets in namespace {namespace}.")
-            assert cause.todo.startswith("Add this rule")
+            assert cause.hint.startswith("Add this rule")
             stage.kube.apply(*roles)
             async for report in home.watch("demo"):
                 if report.status.reason == "HeadStarting":  # nobody answers in a pod that is played

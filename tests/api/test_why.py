@@ -9,7 +9,7 @@ from lab.errors import LabError
 from lab.wait import until
 
 from oars.model import Cause
-from oars.places.kube.why import Snapshot, causes, refusal
+from oars.places.kube.why.explain import Snapshot, causes, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,4 +84,4 @@ def test_a_missing_right_is_told_as_the_rule_to_add(kube_api: Kube, path: str, r
     with pytest.raises(LabError) as error:
         kube_api.kubectl("get", "--raw", f"/{path.format(kube_api.namespace)}", "--as=nobody-at-all")
     cause = refusal(403, "Forbidden", str(error.value), {})
-    assert cause.reason == "RightMissing" and f"`- {{{rule}}}`" in cause.todo
+    assert cause.reason == "RightMissing" and f"`- {{{rule}}}`" in cause.hint

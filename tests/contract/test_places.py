@@ -31,7 +31,7 @@ import os, time
 open(f"/tmp/oars-litter-{os.environ['OARS_TAG']}", "w").close()
 time.sleep(600)
 """
-# Imported by the zygote before it forks the litterer.
+# Imported by the fork server before it forks the litterer.
 HELD_BACK = """
 import pathlib, time
 for _ in range(6000):

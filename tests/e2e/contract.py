@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from lab.kube import Kube, is_ready
 
-from oars.client.homes import Where
+from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.model import Cause
 from oars.places.kube import names
@@ -215,7 +215,7 @@ def head_changes(home: Kube) -> set[int]:
 
 
 def draining(cause: Cause) -> bool:
-    return cause.reason == "Draining" and bool(cause.todo)
+    return cause.reason == "Draining" and bool(cause.hint)
 
 
 def delete_pod(home: Kube, name: str) -> None:

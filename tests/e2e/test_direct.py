@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from lab.kube import Kube
 
-from oars.client import ways
-from oars.client.homes import Where
+from oars.client import tunnels
+from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver
@@ -56,7 +56,7 @@ input()
 
 def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no address of the cluster can be dialled: every port is forwarded, and follows the head."""
-    monkeypatch.setattr(ways, "doors", lambda *_: [])
+    monkeypatch.setattr(tunnels, "doors", lambda *_: [])
     with small(kube) as cluster:
         assert "127.0.0.1" in cluster.address
         assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))

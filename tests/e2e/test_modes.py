@@ -61,7 +61,7 @@ class TestRayDirect(Ray):
             before = {pod["metadata"]["name"] for pod in staying(home, "worker")}
             demo.scale(1)
             cause = until(lambda: next((each for each in demo.why() if "still referred to" in each.message), None))
-            assert draining(cause) and "--force" in cause.todo
+            assert draining(cause) and "--force" in cause.hint
             victim = cause.message.split()[0]
             assert victim in before
             time.sleep(5)  # that it is kept can only be waited for

@@ -10,7 +10,7 @@ from lab.kube import Cluster as Kubernetes
 from lab.kube import Kube
 
 from lab import kube as kubes
-from oars.client.homes import Where
+from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver

@@ -10,8 +10,8 @@ import pytest
 from lab.kube import Kube
 from lab.wait import until
 
-from oars.client import ways
-from oars.client.homes import Where
+from oars.client import tunnels
+from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.testing.driver import run_driver
 from tests.api.stage import Stage
@@ -49,7 +49,7 @@ def test_a_life_with_the_printed_rights(
     oars("up", "demo", "--engine", "dask", "--image", kube.image("dask"), "--workers", "1", *SMALL, *oars.at, *said)
     assert oars.status("demo")["mode"] == mode
 
-    monkeypatch.setattr(ways, "doors", lambda *_: [])  # no address of the cluster can be dialled
+    monkeypatch.setattr(tunnels, "doors", lambda *_: [])  # no address of the cluster can be dialled
     where = Where("kubernetes", namespace=kube.namespace, kubeconfig=str(ann.kubeconfig))
     demo = Cluster.attach("demo", where=where)
     try:

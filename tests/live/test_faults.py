@@ -20,7 +20,7 @@ import pytest
 
 from oars import Cluster
 from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
-from oars.places.ledger import read_book, write_book, write_json
+from oars.places.ledger import read_ledger, write_json, write_ledger
 from oars.places.local import process
 from oars.places.local.store import ClusterDir
 from oars.spec.cluster import ClusterSpec
@@ -276,9 +276,9 @@ class TestKeeper:
         kill(victim)
         stranger = subprocess.Popen(["sleep", "60"])
         try:
-            book = read_book(directory.ledger_file)
+            book = read_ledger(directory.ledger_file)
             entries = {m: replace(e, pid=stranger.pid) if e.pid == victim else e for m, e in book.entries.items()}
-            write_book(directory.ledger_file, replace(book, entries=entries))
+            write_ledger(directory.ledger_file, replace(book, entries=entries))
             toy.wait(timeout="60s")
             assert pids(toy)["worker-0"] != stranger.pid
             toy.close()
@@ -296,7 +296,7 @@ class TestManyAtOnce:
 
         def one(number: int) -> int:
             with Cluster("toy", workers=2, name=f"c{number}", timeout="60s") as cluster:
-                book = read_book(own_state / f"clusters/c{number}/ledger.json")
+                book = read_ledger(own_state / f"clusters/c{number}/ledger.json")
                 claimed = [port for entry in book.entries.values() for port in entry.ports.values()]
                 assert len(claimed) == len(set(claimed))
                 with lock:

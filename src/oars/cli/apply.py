@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oars.cli import running, status
+from oars.cli import signals, status
 from oars.cli.diff import wanted
 from oars.cli.options import ClusterOptions, cluster_options, optional_name, quiet_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
 
 if TYPE_CHECKING:
-    from oars.client.home import Home
+    from oars.client.backend import Backend
     from oars.spec.cluster import ClusterSpec
     from oars.spec.status import Status
 
@@ -33,7 +33,7 @@ def apply(name: str | None, options: ClusterOptions, force: bool, output: str, q
 
     chosen, spec = wanted(name, options)
     with Progress(quiet=quiet) as progress:
-        found = running.run(_change(chosen, spec, options, progress, force=force))
+        found = signals.run(_change(chosen, spec, options, progress, force=force))
     if found is None:
         start(chosen, options, output, quiet=quiet)
     else:
@@ -44,7 +44,7 @@ async def _change(
     name: str, spec: ClusterSpec, options: ClusterOptions, progress: Progress, *, force: bool
 ) -> Status | None:
     """How it is afterwards. None: there is no such cluster yet."""
-    from oars.cli import differences, finding
+    from oars.cli import differences, lookup
 
     assert options.where is not None
     found = await differences.look(name, spec, options.where)
@@ -58,17 +58,17 @@ async def _change(
     finally:
         await found.home.close()
     where = differences.whereabouts(name, spec, options.where)
-    cluster = await finding.attach(name, where, progress)
+    cluster = await lookup.attach(name, where, progress)
     try:
         return await cluster.wait(timeout=options.timeout)
     finally:
         await cluster.close()
 
 
-async def _carry_out(home: Home, name: str, spec: ClusterSpec, *, force: bool) -> None:
-    from oars.cli import finding
+async def _carry_out(home: Backend, name: str, spec: ClusterSpec, *, force: bool) -> None:
+    from oars.cli import lookup
 
-    kube = finding.in_kubernetes(home)
+    kube = lookup.in_kubernetes(home)
     if kube is not None:
         await kube.change(name, spec.model_copy(update={"place": "kubernetes"}), force=force)
         return

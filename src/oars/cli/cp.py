@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import UsageError
-from oars.cli import running
+from oars.cli import signals
 from oars.cli.options import container_option, quiet_option, where_options
 from oars.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
+    from oars.client.backends import Where
 
 _FAR = re.compile(r"(?P<name>[a-z][-a-z0-9]*):(?:(?P<member>[a-z][-a-z0-9]*):)?(?P<path>.+)")
 HERE = "Its files are files of this machine: use `cp`."
@@ -49,7 +49,7 @@ def cp(source: str, target: str, container: str | None, where: Where, quiet: boo
         raise UsageError("One end must be NAME:PATH of a cluster, and the other a path of this machine.", hint)
     with Progress(quiet=quiet) as progress:
         progress(f"copying {source} to {target}")
-        running.run(_copy(ends, source, target, container, where))
+        signals.run(_copy(ends, source, target, container, where))
 
 
 def far(word: str) -> Far | None:
@@ -61,14 +61,14 @@ def far(word: str) -> Far | None:
 async def _copy(
     ends: tuple[Far | None, Far | None], source: str, target: str, container: str | None, where: Where
 ) -> None:
-    from oars.cli import finding, inside
+    from oars.cli import in_cluster, lookup
     from oars.kube.streams import copy_from, copy_to
 
     there = ends[0] or ends[1]
     assert there is not None
-    async with finding.home_of(there.name, where) as home:
-        kube = finding.only_kubernetes(home, there.name, HERE)
-        spot = await inside.spot_of(kube, there.name, there.member, container)
+    async with lookup.home_of(there.name, where) as home:
+        kube = lookup.only_kubernetes(home, there.name, HERE)
+        spot = await in_cluster.spot_of(kube, there.name, there.member, container)
         if ends[0] is None:
             await copy_to(kube.client, spot.namespace, spot.pod, Path(source), there.path, spot.container)
         else:

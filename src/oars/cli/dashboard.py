@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import Interrupted, NotFound, OarsError, UsageError
-from oars.cli import running, show
-from oars.cli.fail import INTERRUPTED, say
+from oars.cli import show, signals
+from oars.cli.failures import INTERRUPTED, say
 from oars.cli.options import name_argument, where_options
 
 if TYPE_CHECKING:
-    from oars.client.home import Home
-    from oars.client.homes import Where
-    from oars.client.kubernetes import KubeHome
+    from oars.client.backend import Backend
+    from oars.client.backends import Where
+    from oars.client.kubernetes import KubeBackend
     from oars.engines.base import Access
 
 _PORT = re.compile(r"\$\(head\.(?!host\))([\w-]+)\)")
@@ -33,7 +33,7 @@ Port = click.IntRange(1, 65535)
 def dashboard(name: str, browse: bool, port: int | None, where: Where) -> int:
     """Open the engine's own page. On Kubernetes a way to it is kept open until Ctrl-C."""
     try:
-        running.run(_show(name, where, port, browse=browse))
+        signals.run(_show(name, where, port, browse=browse))
     except Interrupted as end:
         if end.exit_code != INTERRUPTED:
             raise
@@ -41,13 +41,13 @@ def dashboard(name: str, browse: bool, port: int | None, where: Where) -> int:
 
 
 async def _show(name: str, where: Where, port: int | None, *, browse: bool) -> None:
-    from oars.cli import finding
+    from oars.cli import lookup
 
-    async with finding.home_of(name, where) as home:
-        kube = finding.in_kubernetes(home)
+    async with lookup.home_of(name, where) as home:
+        kube = lookup.in_kubernetes(home)
         if kube is None:
             access = await _here(home, name, port)
-            _tell(access.dashboard, f"cat {access.page_secret}" if access.page_secret else "", browse=browse)
+            _tell(access.dashboard, f"cat {access.dashboard_secret}" if access.dashboard_secret else "", browse=browse)
             return
         command = await _secret_command(kube, name, where)
         async with _forward(kube, name, port or 0) as address:
@@ -56,17 +56,17 @@ async def _show(name: str, where: Where, port: int | None, *, browse: bool) -> N
             await asyncio.Event().wait()
 
 
-async def _secret_command(home: KubeHome, name: str, where: Where) -> str:
+async def _secret_command(home: KubeBackend, name: str, where: Where) -> str:
     """What prints the secret that the page asks for, which is a file in the head's pod; empty if it asks for none."""
-    from oars.cli import finding, inside
-    from oars.places.kube.values import SECRETS
+    from oars.cli import in_cluster, lookup
+    from oars.places.kube.render.values import SECRETS
 
-    secret = (await inside.described(home, name)).shape.page_secret
-    words = finding.where_words(where, home.namespace_of(name))
+    secret = (await in_cluster.described(home, name)).shape.dashboard_secret
+    words = lookup.where_words(where, home.namespace_of(name))
     return f"oars exec {name}{words} -- cat {SECRETS}/{secret}" if secret else ""
 
 
-async def _here(home: Home, name: str, port: int | None) -> Access:
+async def _here(home: Backend, name: str, port: int | None) -> Access:
     if port is not None:
         raise UsageError("--port is about Kubernetes, and the cluster runs on this machine.", "Leave it out.")
     await home.report(name)  # a dead keeper is replaced before anyone relies on the cluster
@@ -77,14 +77,14 @@ async def _here(home: Home, name: str, port: int | None) -> Access:
 
 
 @asynccontextmanager
-async def _forward(home: KubeHome, name: str, port: int) -> AsyncIterator[str]:
+async def _forward(home: KubeBackend, name: str, port: int) -> AsyncIterator[str]:
     """A port of this machine that leads to the page, whichever pod the head is; its address."""
-    from oars.cli import inside
+    from oars.cli import in_cluster
     from oars.kube.streams import Forwarder
-    from oars.places.kube.values import head_values
+    from oars.places.kube.render.values import head_values
     from oars.plan.fill import fill
 
-    cluster = await inside.described(home, name)
+    cluster = await in_cluster.described(home, name)
     page = cluster.shape.endpoints.get("dashboard", "")
     found = _PORT.search(page)
     if found is None:
@@ -93,12 +93,12 @@ async def _forward(home: KubeHome, name: str, port: int) -> AsyncIterator[str]:
 
     async def choose() -> tuple[str, str, int]:
         try:
-            spot = await inside.spot_of(home, name)
+            spot = await in_cluster.spot_of(home, name)
         except NotFound as error:
             raise OSError(error.message) from error
         return spot.namespace, spot.pod, served.default
 
-    await inside.spot_of(home, name)  # says at once if there is no head
+    await in_cluster.spot_of(home, name)  # says at once if there is no head
     forwarder = Forwarder(home.client, choose, port)
     try:
         mine = await forwarder.start()

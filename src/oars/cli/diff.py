@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.base.errors import UsageError
-from oars.cli import running, show
+from oars.cli import show, signals
 from oars.cli.options import ClusterOptions, description_options, optional_name, where_options
 from oars.cli.show import output_option
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
-    from oars.places.kube.changes import Change
+    from oars.client.backends import Where
+    from oars.places.kube.render.changes import Change
     from oars.spec.cluster import ClusterSpec
 
 
@@ -31,7 +31,7 @@ def diff(name: str | None, options: ClusterOptions, where: Where, output: str) -
     from oars.cli import differences
 
     chosen, spec = wanted(name, options)
-    found = running.run(_look(chosen, spec, where))
+    found = signals.run(_look(chosen, spec, where))
     data = [asdict(change) for change in found]
     show.emit(output, data, [change.effect for change in found], lambda _: differences.text(chosen, found))
     return 1 if found else 0

@@ -10,13 +10,13 @@ import click
 
 from oars import engines
 from oars.base.errors import NotFound, SpecError
-from oars.cli import finding
-from oars.client.homes import Where
-from oars.places.kube.changes import Change, Effect, compare, lines_between
-from oars.places.kube.describe import describe
+from oars.cli import lookup
+from oars.client.backends import Where
+from oars.places.kube.render.changes import Change, Effect, compare, lines_between
+from oars.places.kube.render.describe import describe
 
 if TYPE_CHECKING:
-    from oars.client.home import Home
+    from oars.client.backend import Backend
     from oars.spec.cluster import ClusterSpec
 
 PAINT = {Effect.HEAD: "red", Effect.REFUSED: "red", Effect.ROLLED: "yellow", Effect.DRAINED: "yellow"}
@@ -26,14 +26,14 @@ PAINT = {Effect.HEAD: "red", Effect.REFUSED: "red", Effect.ROLLED: "yellow", Eff
 class Found:
     """A running cluster and what the new description changes in it. home None: there is no such cluster yet."""
 
-    home: Home | None
+    home: Backend | None
     changes: tuple[Change, ...]
 
 
 async def look(name: str, spec: ClusterSpec, where: Where) -> Found:
     """The caller closes the home."""
     try:
-        home = await finding.find(name, whereabouts(name, spec, where))
+        home = await lookup.find(name, whereabouts(name, spec, where))
     except NotFound:
         return Found(None, (_new(name, spec),))
     try:
@@ -55,9 +55,9 @@ def _new(name: str, spec: ClusterSpec) -> Change:
     return Change(Effect.ADDED, f"The cluster {name!r} is new, with a head and workers: {groups}.")
 
 
-async def _between(home: Home, name: str, spec: ClusterSpec) -> tuple[Change, ...]:
+async def _between(home: Backend, name: str, spec: ClusterSpec) -> tuple[Change, ...]:
     before = await home.spec(name)
-    kube = finding.in_kubernetes(home)
+    kube = lookup.in_kubernetes(home)
     if kube is None:
         return tuple(on_this_machine(before, spec))
     engine = engines.get(spec.engine)

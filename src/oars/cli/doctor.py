@@ -12,7 +12,7 @@ from oars.cli import leftovers, machine, show
 from oars.cli.machine import Finding
 from oars.cli.options import kept
 from oars.cli.show import Column, output_option
-from oars.client.kept import Kept
+from oars.client.local_clusters import Kept
 
 _PAINT = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -24,7 +24,7 @@ def _paint(text: str) -> str:
 COLUMNS = (
     Column[Finding]("", lambda f: f.level, paint=_paint),
     Column[Finding]("CHECK", lambda f: f.check),
-    Column[Finding]("FOUND", lambda f: f"{f.found} {f.todo}".strip()),
+    Column[Finding]("FOUND", lambda f: f"{f.found} {f.hint}".strip()),
 )
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import NotFound, OarsError, SpecError, TimedOut, UsageError
-from oars.cli import fail, names, running, show
+from oars.cli import failures, names, show, signals
 from oars.cli.options import quiet_option, timeout_option, where_options
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
 from oars.spec.resources import duration
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
+    from oars.client.backends import Where
 
 
 @click.command()
@@ -33,7 +33,7 @@ def down(clusters: tuple[str, ...], everything: bool, timeout: str, where: Where
         raise UsageError("Name the clusters to stop, or say --all." if not clusters else "Either names or --all.")
     seconds = _seconds(timeout)
     with Progress(quiet=quiet) as progress:
-        wanted, errors = running.run(_stop_all(list(dict.fromkeys(clusters)), where, seconds, progress))
+        wanted, errors = signals.run(_stop_all(list(dict.fromkeys(clusters)), where, seconds, progress))
     stopped = [name for name in wanted if name not in errors]
     show.emit(output, [{"name": name} for name in stopped], stopped, lambda _: _text(stopped))
     _raise(list(errors.values()))
@@ -52,9 +52,9 @@ async def _stop_all(
 
 async def _everything(where: Where) -> list[str]:
     """Never in Kubernetes unless that was said: others may have clusters there."""
-    from oars.client.homes import home_for
+    from oars.client.backends import backend_for
 
-    home = home_for(where.place or "local", where, os.environ)
+    home = backend_for(where.place or "local", where, os.environ)
     try:
         return await home.names()
     finally:
@@ -62,10 +62,10 @@ async def _everything(where: Where) -> list[str]:
 
 
 async def _stop(name: str, where: Where, seconds: float) -> OarsError | None:
-    from oars.cli import finding
+    from oars.cli import lookup
 
     try:
-        async with finding.home_of(name, where, remains=True) as home:
+        async with lookup.home_of(name, where, remains=True) as home:
             if await home.stop(name, wait=seconds):
                 return None
     except OarsError as error:
@@ -89,6 +89,6 @@ def _raise(errors: Sequence[OarsError]) -> None:
     """All are told; the gravest is the exit code: not stopped comes before not found."""
     ranked = sorted(errors, key=lambda error: isinstance(error, NotFound))
     for error in ranked[1:]:
-        fail.tell(error)
+        failures.tell(error)
     if ranked:
         raise ranked[0]

@@ -9,7 +9,7 @@ import click
 
 from oars.base.errors import OarsError, UsageError
 from oars.cli import show
-from oars.cli.fail import say
+from oars.cli.failures import say
 from oars.cli.options import ClusterOptions, cluster_options, kept, quiet_option
 from oars.cli.progress import Progress
 from oars.cli.show import Column, output_option
@@ -17,7 +17,7 @@ from oars.envs.cache import EnvInfo
 from oars.spec.resources import show_memory
 
 if TYPE_CHECKING:
-    from oars.client.kept import Kept
+    from oars.client.local_clusters import Kept
 
 COLUMNS = (
     Column[EnvInfo]("KEY", lambda e: e.key),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oars.base.errors import OarsError
 from oars.cli.machine import Finding
-from oars.client.kept import Kept
+from oars.client.local_clusters import Kept
 from oars.places.local.process import CLUSTER, MARK, all_pids, boot_id, environment_of
 from oars.places.local.store import ClusterDir
 from oars.spec.status import Phase
@@ -36,8 +36,8 @@ def _cluster(directory: ClusterDir) -> Finding | None:
     if intent.boot != boot_id():
         return Finding("warn", check, "It ended when the machine was restarted.", f"`oars down {name}` forgets it.")
     if not directory.has_keeper:
-        todo = f"`oars status {name}` starts a new one that takes over."
-        return Finding("warn", check, "Its keeper is gone; nobody replaces workers that die.", todo)
+        hint = f"`oars status {name}` starts a new one that takes over."
+        return Finding("warn", check, "Its keeper is gone; nobody replaces workers that die.", hint)
     if report is not None and report.status.phase in (Phase.FAILED, Phase.DEGRADED):
         return Finding("warn", check, f"It is {report.status.phase}.", f"`oars why {name}` says more.")
     return None

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.base.errors import NotFound, OarsError
-from oars.base.words import suggest
-from oars.cli import names, running, show
-from oars.cli.fail import say
+from oars.base.text import suggest
+from oars.cli import names, show, signals
+from oars.cli.failures import say
 from oars.cli.options import container_option, name_argument, where_options
 from oars.cli.show import output_option
-from oars.client.home import Reading
+from oars.client.backend import Reading
 from oars.kube.errors import is_passing
 
 if TYPE_CHECKING:
-    from oars.client.home import Containers, Home
-    from oars.client.homes import Where
+    from oars.client.backend import Backend, Containers
+    from oars.client.backends import Where
 
 LOOK_SECONDS = 1.0  # between looks for members that are new
 SAY_AGAIN = 60.0  # seconds; the same words so long after are about another time
@@ -52,13 +52,13 @@ class Wanted:
 @output_option
 def logs(name: str, where: Where, output: str, **wanted: Any) -> None:
     """Show the log of one MEMBER, or of all with the member's name before each line."""
-    running.run(_logs(name, where, Wanted(**wanted), output))
+    signals.run(_logs(name, where, Wanted(**wanted), output))
 
 
 async def _logs(name: str, where: Where, wanted: Wanted, output: str) -> None:
-    from oars.cli import finding
+    from oars.cli import lookup
 
-    async with finding.home_of(name, where) as home:
+    async with lookup.home_of(name, where) as home:
         known = await _members(home, name, wanted)
         if output == "name":
             show.emit(output, known, known, lambda _: "")
@@ -70,7 +70,7 @@ async def _logs(name: str, where: Where, wanted: Wanted, output: str) -> None:
             await _print(home, name, known, wanted, write)
 
 
-async def _members(home: Home, name: str, wanted: Wanted) -> Sequence[str]:
+async def _members(home: Backend, name: str, wanted: Wanted) -> Sequence[str]:
     """Those whose log is asked for, or what is wrong with the question."""
     listed = await home.containers(name)
     if wanted.member is not None and wanted.member not in listed:
@@ -78,11 +78,11 @@ async def _members(home: Home, name: str, wanted: Wanted) -> Sequence[str]:
         sentence = f"The cluster {name!r} has no member {wanted.member!r}.{meant}"
         raise NotFound(sentence, f"It has: {', '.join(listed)}.")
     if wanted.container is not None:
-        from oars.cli import finding, inside
+        from oars.cli import in_cluster, lookup
 
-        finding.only_kubernetes(home, name, "Its members have no containers: leave out --container.")
+        lookup.only_kubernetes(home, name, "Its members have no containers: leave out --container.")
         asked = [listed[wanted.member]] if wanted.member else listed.values()
-        inside.check_container(wanted.container, [container for each in asked for container in each])
+        in_cluster.check_container(wanted.container, [container for each in asked for container in each])
     return _matching(listed, wanted)
 
 
@@ -104,7 +104,7 @@ def _writer(output: str, *, prefix: bool) -> Write:
     return lambda member, line: show.write(line)
 
 
-async def _print(home: Home, name: str, members: Sequence[str], wanted: Wanted, write: Write) -> None:
+async def _print(home: Backend, name: str, members: Sequence[str], wanted: Wanted, write: Write) -> None:
     """One that has nothing to tell (a container that waits, no previous one) is no reason to hide the others."""
     how = Reading(tail=wanted.tail, previous=wanted.previous, container=wanted.container or "")
     for member in members:
@@ -117,10 +117,10 @@ async def _print(home: Home, name: str, members: Sequence[str], wanted: Wanted, 
             say(f"{member}: {error.message}")
 
 
-async def _follow(home: Home, name: str, wanted: Wanted, write: Write) -> None:
+async def _follow(home: Backend, name: str, wanted: Wanted, write: Write) -> None:
     """All at once; members that come later are followed too, and one that comes back is again."""
     followed: dict[str, asyncio.Task[None]] = {}
-    how = Reading(follow=True, tail=wanted.tail, container=wanted.container or "", told=Notes())
+    how = Reading(follow=True, tail=wanted.tail, container=wanted.container or "", told=LoopState())
     try:
         while (there := await _still_there(home, name, wanted)) is not None:
             for each in there:
@@ -135,7 +135,7 @@ async def _follow(home: Home, name: str, wanted: Wanted, write: Write) -> None:
         await asyncio.gather(*followed.values(), return_exceptions=True)
 
 
-async def _still_there(home: Home, name: str, wanted: Wanted) -> Sequence[str] | None:
+async def _still_there(home: Backend, name: str, wanted: Wanted) -> Sequence[str] | None:
     """The members to follow, as far as is known now; None: the cluster is gone."""
     try:
         listed = await home.containers(name)
@@ -150,12 +150,12 @@ async def _still_there(home: Home, name: str, wanted: Wanted) -> Sequence[str] |
     return _matching(listed, wanted)
 
 
-async def _pour(home: Home, name: str, member: str, how: Reading, write: Write) -> None:
+async def _pour(home: Backend, name: str, member: str, how: Reading, write: Write) -> None:
     async for line in home.lines(name, member, how):
         write(member, line)
 
 
-class Notes:
+class LoopState:
     """On stderr. What several members meet at the same time is said once."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

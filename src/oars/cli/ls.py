@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import NotFound, OarsError, UsageError
-from oars.cli import running, show
-from oars.cli.fail import say
+from oars.cli import show, signals
+from oars.cli.failures import say
 from oars.cli.options import kept, where_options
 from oars.cli.show import Column, output_option
 from oars.cli.status import workers
@@ -20,9 +20,9 @@ from oars.places.local.store import empty_report
 from oars.spec.status import Phase, Status
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
-    from oars.client.kept import Kept
-    from oars.client.kubernetes import KubeHome
+    from oars.client.backends import Where
+    from oars.client.kubernetes import KubeBackend
+    from oars.client.local_clusters import Kept
 
 ANSWER_SECONDS = 5.0  # a keeper answers in milliseconds; one that was gone needs a second to come back
 KUBERNETES_SECONDS = 3.0  # for all that is there together
@@ -50,7 +50,7 @@ def ls(where: Where, all_namespaces: bool, output: str) -> None:
     """List clusters of this machine and, if there is a kubeconfig, of Kubernetes."""
     if all_namespaces and where.namespace:
         raise UsageError("--all-namespaces and --namespace contradict each other.", "Leave one of them out.")
-    found = running.run(_all(where, everywhere=all_namespaces))
+    found = signals.run(_all(where, everywhere=all_namespaces))
     if not found and output in ("table", "wide"):
         say("No clusters. Start one with `oars up NAME --engine dask`.")
         return
@@ -65,10 +65,10 @@ def _columns(everywhere: bool) -> tuple[Column[Status], ...]:
 
 async def _all(where: Where, *, everywhere: bool) -> list[Status]:
     """Both places at once."""
-    from oars.client.homes import home_for, is_configured
+    from oars.client.backends import backend_for, is_configured
 
     if where.place not in (None, "local", "kubernetes"):
-        home_for(where.place, where, os.environ)  # says which places there are
+        backend_for(where.place, where, os.environ)  # says which places there are
     looks = []
     if where.place in (None, "local"):
         looks.append(_look(kept()))
@@ -120,7 +120,7 @@ def _damaged(name: str, error: Exception) -> Status:
 async def _look_far(where: Where) -> list[Status]:
     """The clusters of one namespace."""
 
-    async def look(home: KubeHome) -> list[Status]:
+    async def look(home: KubeBackend) -> list[Status]:
         async with asyncio.timeout(KUBERNETES_SECONDS):
             listed = await home.names()
         found = await asyncio.gather(*(_one_far(home, name) for name in listed))
@@ -130,7 +130,7 @@ async def _look_far(where: Where) -> list[Status]:
 
 
 async def _look_everywhere(where: Where) -> list[Status]:
-    async def look(home: KubeHome) -> list[Status]:
+    async def look(home: KubeBackend) -> list[Status]:
         async with asyncio.timeout(KUBERNETES_SECONDS):
             namespaces = await home.namespaces()
         found = await asyncio.gather(*(_look_far(replace(where, namespace=each)) for each in namespaces))
@@ -139,11 +139,11 @@ async def _look_everywhere(where: Where) -> list[Status]:
     return await _asked(where, look)
 
 
-async def _asked(where: Where, look: Callable[[KubeHome], Awaitable[list[Status]]]) -> list[Status]:
+async def _asked(where: Where, look: Callable[[KubeBackend], Awaitable[list[Status]]]) -> list[Status]:
     """Trouble there is told, and no reason to hide what is here; it is one if only Kubernetes was asked for."""
-    from oars.client.homes import kube_home
+    from oars.client.backends import kube_backend
 
-    home = kube_home(where, os.environ)
+    home = kube_backend(where, os.environ)
     try:
         await home.log_in()
         return await look(home)
@@ -159,11 +159,11 @@ async def _asked(where: Where, look: Callable[[KubeHome], Awaitable[list[Status]
         await home.close()
 
 
-async def _one_far(home: KubeHome, name: str) -> Status | None:
-    from oars.cli import finding
+async def _one_far(home: KubeBackend, name: str) -> Status | None:
+    from oars.cli import lookup
 
     try:
-        return (await finding.report_of(home, name, KUBERNETES_SECONDS)).status
+        return (await lookup.report_of(home, name, KUBERNETES_SECONDS)).status
     except NotFound:
         return None
     except OarsError as error:

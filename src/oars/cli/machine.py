@@ -15,7 +15,7 @@ from pathlib import Path
 
 from oars import engines
 from oars.base.errors import OarsError
-from oars.client.kept import Kept
+from oars.client.local_clusters import Kept
 from oars.client.machine import total_memory
 from oars.envs import scan
 from oars.spec.cluster import ClusterSpec
@@ -35,7 +35,7 @@ class Finding:
     level: str
     check: str
     found: str = ""
-    todo: str = ""
+    hint: str = ""
 
 
 def examine(mine: Kept) -> Iterator[Finding]:
@@ -106,13 +106,13 @@ def _disk(path: Path) -> Finding:
 
 def _shared_memory(path: Path) -> Finding:
     if not path.is_dir():
-        todo = "Mount a tmpfs there; Ray and Mars keep their objects in it."
-        return Finding("warn", "shared memory", f"{path} is missing.", todo)
+        hint = "Mount a tmpfs there; Ray and Mars keep their objects in it."
+        return Finding("warn", "shared memory", f"{path} is missing.", hint)
     usage = shutil.disk_usage(path)
     found = f"{path} has {show_memory(usage.free)} free of {show_memory(usage.total)}"
     if usage.free < LITTLE_SHM:
-        todo = "Make it larger (in a container: --shm-size); Ray and Mars keep their objects there."
-        return Finding("warn", "shared memory", f"{found}.", todo)
+        hint = "Make it larger (in a container: --shm-size); Ray and Mars keep their objects there."
+        return Finding("warn", "shared memory", f"{found}.", hint)
     return Finding("ok", "shared memory", found)
 
 

@@ -10,8 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 
 import oars
-from oars.base.words import suggest
-from oars.cli import fail
+from oars.base.text import suggest
+from oars.cli import failures
 from oars.cli.table import COMMANDS, help_page
 
 
@@ -50,7 +50,7 @@ def cli() -> None:
 
 def main(args: Sequence[str] | None = None) -> None:
     """The console script. Errors become one clear sentence and an exit code, never a traceback."""
-    sys.exit(fail.guard(lambda: _call(args)))
+    sys.exit(failures.guard(lambda: _call(args)))
 
 
 def _call(args: Sequence[str] | None) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.base.errors import SpecError
-from oars.cli import running, show
+from oars.cli import show, signals
 from oars.cli.options import quiet_option, timeout_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
@@ -115,7 +115,7 @@ def manifests(options: InstallOptions) -> None:
 def install(options: InstallOptions, where: Where, timeout: str, output: str, quiet: bool) -> None:
     """Install the operator or bring it up to date. Waits until one of its replicas leads."""
     with Progress(quiet=quiet) as progress:
-        leader = running.run(_installed(options, where, _seconds(timeout), progress))
+        leader = signals.run(_installed(options, where, _seconds(timeout), progress))
     data = {"namespace": options.namespace, "image": options.image, "leader": leader}
     text = f"The operator runs in namespace {options.namespace}; {leader} leads."
     if not leader:
@@ -133,7 +133,7 @@ def install(options: InstallOptions, where: Where, timeout: str, output: str, qu
 def uninstall(namespace: str | None, force: bool, where: Where, timeout: str, output: str, quiet: bool) -> None:
     """Remove the operator and its CRD. Refuses while there are clusters."""
     with Progress(quiet=quiet) as progress:
-        home = running.run(_removed(namespace, where, force, _seconds(timeout), progress))
+        home = signals.run(_removed(namespace, where, force, _seconds(timeout), progress))
     show.emit(output, {"namespace": home}, [home], lambda _: f"The operator is removed from namespace {home}.")
 
 
@@ -143,7 +143,7 @@ def uninstall(namespace: str | None, force: bool, where: Where, timeout: str, ou
 @output_option
 def status(namespace: str | None, where: Where, output: str) -> None:
     """Show the operator: who leads, how many clusters."""
-    data = running.run(_seen(namespace, where))
+    data = signals.run(_seen(namespace, where))
     show.emit(output, data, [data["namespace"]], lambda _: _status_text(data))
 
 
@@ -158,14 +158,14 @@ def status(namespace: str | None, where: Where, output: str) -> None:
 @target_options
 def run(where: Where, lease_duration: str, **given: Any) -> None:
     """Run the operator here. In its pod, or outside against a kubeconfig."""
-    from oars.base.gathering import event_loop
+    from oars.base.batching_selector import event_loop
     from oars.operator.main import run as lead
 
     seconds = _seconds(lease_duration, "--lease-duration")
     if seconds < LEAST_LEASE:
         raise SpecError(f"--lease-duration: at least {LEAST_LEASE} s; a busy leader would lose it.")
     options = RunOptions(kubeconfig=where.kubeconfig, context=where.context, lease_seconds=seconds, **given)
-    running.run(lead(options), loop=event_loop)
+    signals.run(lead(options), loop=event_loop)
 
 
 async def _installed(options: InstallOptions, where: Where, seconds: float, progress: Progress) -> str:
@@ -176,21 +176,21 @@ async def _installed(options: InstallOptions, where: Where, seconds: float, prog
 
 
 async def _removed(namespace: str | None, where: Where, force: bool, seconds: float, progress: Progress) -> str:
-    from oars.client import operated
+    from oars.client import operator_client
     from oars.operator import installed
 
     async with where.client() as client:
-        home = namespace or await operated.home(client)
+        home = namespace or await operator_client.home(client)
         await installed.uninstall(client, home, seconds, progress, force=force)
         return home
 
 
 async def _seen(namespace: str | None, where: Where) -> dict[str, Any]:
-    from oars.client import operated
+    from oars.client import operator_client
     from oars.operator import installed
 
     async with where.client() as client:
-        return await installed.status(client, namespace or await operated.home(client))
+        return await installed.status(client, namespace or await operator_client.home(client))
 
 
 def _status_text(data: dict[str, Any]) -> str:

@@ -16,9 +16,9 @@ from oars.base.errors import UsageError
 from oars.cli import names
 
 if TYPE_CHECKING:
+    from oars.client.backends import Where
     from oars.client.cluster import AsyncCluster
-    from oars.client.homes import Where
-    from oars.client.kept import Kept
+    from oars.client.local_clusters import Kept
     from oars.spec.load import Manifest
 
 Command = Callable[..., Any]
@@ -157,7 +157,7 @@ def where_options(function: Command) -> Command:
 
 def _where(given: dict[str, Any]) -> Where:
     """Takes its part out of what is given. Whoever speaks of Kubernetes means Kubernetes."""
-    from oars.client.homes import Where
+    from oars.client.backends import Where
 
     said = {name: given.pop(name, None) for name in ("place", *_KUBERNETES)}
     spoken = [name for name in _KUBERNETES if said[name]]
@@ -176,6 +176,6 @@ def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> 
 def kept() -> Kept:
     """The clusters of this user on this machine."""
     from oars.base.settings import Settings
-    from oars.client.kept import Kept
+    from oars.client.local_clusters import Kept
 
     return Kept(Settings.from_environ(os.environ), os.environ)

@@ -10,7 +10,7 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-from oars.cli.fail import say
+from oars.cli.failures import say
 
 TICK = 0.1
 SILENCE = 0.3  # before anything is shown: what is over by then needs no progress, and bad input is refused by then

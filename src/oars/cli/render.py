@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.cli import show
-from oars.cli.fail import say
+from oars.cli.failures import say
 from oars.cli.options import ClusterOptions, description_options, namespace_option, optional_name
 
 if TYPE_CHECKING:
-    from oars.places.kube.pod import Cluster
+    from oars.places.kube.render.pod import Cluster
     from oars.spec.cluster import ClusterSpec
 
 SECRETS = click.Choice(("reference", "inline", "only"))
@@ -46,8 +46,8 @@ def render(name: str | None, options: ClusterOptions, secrets: str, **namespace:
 
 def _cluster(name: str | None, options: ClusterOptions, namespace: str | None, create_namespace: bool) -> Cluster:
     from oars import engines
-    from oars.client.homes import Where
-    from oars.places.kube.describe import describe
+    from oars.client.backends import Where
+    from oars.places.kube.render.describe import describe
 
     options = replace(options, where=Where("kubernetes", namespace=namespace))
     chosen, manifest = options.named(name)
@@ -75,7 +75,7 @@ def _checked(name: str) -> str:
 
 
 def _objects(cluster: Cluster, secrets: str) -> list[dict[str, Any]]:
-    from oars.places.kube import render as rendering
+    from oars.places.kube.render import objects as rendering
 
     content = _content(cluster) if secrets != "reference" else {}
     # Members that run know the first content: applying another must fail, not go unnoticed until they are restarted.
@@ -89,8 +89,8 @@ def _objects(cluster: Cluster, secrets: str) -> list[dict[str, Any]]:
 
 def _content(cluster: Cluster) -> dict[str, bytes]:
     """Fresh, and only what the engine itself uses."""
-    from oars.places.kube.secrets import make_secrets
-    from oars.places.kube.values import secret_files
+    from oars.places.kube.render.values import secret_files
+    from oars.places.kube.state.secrets import make_secrets
 
     wanted = secret_files(cluster.shape)
     made = make_secrets(cluster.name, cluster.shape.secrets) if wanted else {}
@@ -99,7 +99,7 @@ def _content(cluster: Cluster) -> dict[str, bytes]:
 
 def _tell(cluster: Cluster, secrets: str) -> None:
     from oars.places.kube import names
-    from oars.places.kube.values import secret_files
+    from oars.places.kube.render.values import secret_files
 
     if not secret_files(cluster.shape):
         if secrets == "only":

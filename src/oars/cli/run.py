@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.base.errors import Denied, NotFound, OarsError, UsageError
-from oars.cli import running
+from oars.cli import signals
 from oars.cli.options import ClusterOptions, cluster_options, quiet_option
 from oars.cli.progress import Progress
 
@@ -54,7 +54,7 @@ def run(script: str, args: tuple[str, ...], options: ClusterOptions, quiet: bool
         cluster = options.cluster(progress=progress, tied=True, modules=str(home))
         progress(f"{cluster.name}: starting")
         driver = _Driver(cluster, progress, [script, *args])
-        code = running.run(driver.run(), driver.told)
+        code = signals.run(driver.run(), driver.told)
     return code
 
 

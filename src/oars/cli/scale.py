@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oars.cli import running, status
+from oars.cli import signals, status
 from oars.cli.options import name_argument, quiet_option, timeout_option, where_options
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
+    from oars.client.backends import Where
     from oars.spec.status import Status
 
 UNATTENDED = "Without an operator it goes on while a command of Oars looks at it: workers drain before they go."
@@ -35,7 +35,7 @@ def scale(name: str, output: str, quiet: bool, no_wait: bool, **wanted: Any) -> 
     Workers that go hand over what they hold first; one that cannot is kept, and `oars why` says what for.
     """
     with Progress(quiet=quiet) as progress:
-        found = running.run(_scale(name, Wanted(**wanted), progress, wait=not no_wait))
+        found = signals.run(_scale(name, Wanted(**wanted), progress, wait=not no_wait))
         progress.close()
         status.emit_one(found, output, members=False)
 
@@ -50,9 +50,9 @@ class Wanted:
 
 
 async def _scale(name: str, wanted: Wanted, progress: Progress, *, wait: bool) -> Status:
-    from oars.cli import finding
+    from oars.cli import lookup
 
-    cluster = await finding.attach(name, wanted.where, progress)
+    cluster = await lookup.attach(name, wanted.where, progress)
     try:
         progress(f"{name}: asking for {wanted.workers} workers")
         await cluster.scale(wanted.workers, group=wanted.group, force=wanted.force)
@@ -60,7 +60,7 @@ async def _scale(name: str, wanted: Wanted, progress: Progress, *, wait: bool) -
             return await cluster.wait(timeout=wanted.timeout)
     finally:
         await cluster.close()
-    found = (await finding.report(name, wanted.where)).status
+    found = (await lookup.report(name, wanted.where)).status
     if found.mode == "direct":
         progress.say(UNATTENDED)
     return found

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from oars.base.errors import NotFound, UsageError
-from oars.cli import running
+from oars.cli import signals
 from oars.cli.options import container_option, name_argument, where_options
 from oars.model import HEAD
 
 if TYPE_CHECKING:
-    from oars.client.home import Driver, Home
-    from oars.client.homes import Where
+    from oars.client.backend import Backend, Driver
+    from oars.client.backends import Where
 
 STARTUP = Path(__file__).with_name("startup.py")
 _READ_STDIN = "import sys; exec(compile(open(sys.argv.pop(1)).read(), 'oars shell', 'exec'))"
@@ -110,7 +110,7 @@ class Spot:
 def _run(name: str, command: tuple[str, ...], where: Where, spot: Spot) -> int:
     if spot.local and spot.in_pod:
         raise UsageError(f"--local means this machine, and {spot.in_pod} a pod.", "Leave one of them out.")
-    done = running.run(_find_and_run(name, command, where, spot))
+    done = signals.run(_find_and_run(name, command, where, spot))
     if isinstance(done, Program):
         _become(done)
     return done
@@ -118,23 +118,23 @@ def _run(name: str, command: tuple[str, ...], where: Where, spot: Spot) -> int:
 
 async def _find_and_run(name: str, command: tuple[str, ...], where: Where, spot: Spot) -> int | Program:
     """The exit code; or, for a cluster of this machine, the program, which then replaces us."""
-    from oars.cli import finding
+    from oars.cli import lookup
 
-    async with finding.home_of(name, where) as home:
+    async with lookup.home_of(name, where) as home:
         if spot.in_pod:
-            finding.only_kubernetes(home, name, f"Its members have no pods: leave out {spot.in_pod}.")
-        kube = finding.in_kubernetes(home)
+            lookup.only_kubernetes(home, name, f"Its members have no pods: leave out {spot.in_pod}.")
+        kube = lookup.in_kubernetes(home)
         if kube is None:
             await home.report(name)  # a dead keeper is replaced before anyone relies on the cluster
             return _program(home.driver(name), command)
         if spot.local:
             return await _beside(home, name, command)
-        from oars.cli import inside
+        from oars.cli import in_cluster
 
-        return await inside.run(kube, name, command, spot.member or HEAD, spot.container)
+        return await in_cluster.run(kube, name, command, spot.member or HEAD, spot.container)
 
 
-async def _beside(home: Home, name: str, command: tuple[str, ...]) -> int:
+async def _beside(home: Backend, name: str, command: tuple[str, ...]) -> int:
     """Here, with the way to the cluster kept open by us."""
     await home.open(name)
     program = _program(home.driver(name), command)

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import click
 
-from oars.cli.fail import colour
+from oars.cli.failures import colour
 
 T = TypeVar("T")
 FORMATS = ("table", "wide", "json", "yaml", "name")

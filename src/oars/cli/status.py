@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oars.cli import running, show
+from oars.cli import show, signals
 from oars.cli.options import name_argument, where_options
 from oars.cli.show import Column, output_option
 from oars.spec.status import MemberStatus, Status
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
+    from oars.client.backends import Where
 
 MEMBERS = (
     Column[MemberStatus]("MEMBER", lambda m: m.id),
@@ -34,9 +34,9 @@ def status(name: str, where: Where, output: str) -> None:
     The JSON form is a contract: name, engine, place, phase, reason, message, endpoints, groups, members; on Kubernetes
     mode and namespace.
     """
-    from oars.cli import finding
+    from oars.cli import lookup
 
-    emit_one(running.run(finding.report(name, where)).status, output)
+    emit_one(signals.run(lookup.report(name, where)).status, output)
 
 
 def emit_one(found: Status, output: str, *, members: bool = True) -> None:

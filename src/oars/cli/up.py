@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oars.base.errors import Interrupted, StartFailed, TimedOut
-from oars.cli import running, status
+from oars.cli import signals, status
 from oars.cli.options import ClusterOptions, cluster_options, optional_name, quiet_option
 from oars.cli.progress import Progress
 from oars.cli.show import output_option
@@ -39,7 +39,7 @@ def start(name: str | None, options: ClusterOptions, output: str, *, quiet: bool
         cluster = options.cluster(name, progress=progress, tied=False, modules=os.getcwd())
         progress(f"{cluster.name}: starting")
         try:
-            found = running.run(_start(cluster), lambda _: progress(f"{cluster.name}: stopping"))
+            found = signals.run(_start(cluster), lambda _: progress(f"{cluster.name}: stopping"))
         except (Interrupted, StartFailed, TimedOut) as error:
             error.hint = f"{error.hint} The cluster {cluster.name!r} was taken away again.".strip()
             raise
@@ -60,7 +60,7 @@ async def _start(cluster: AsyncCluster) -> Status:
 
 
 def _next(found: Status, options: ClusterOptions, seconds: float) -> str:
-    from oars.cli.finding import where_words
+    from oars.cli.lookup import where_words
 
     name = found.name + (where_words(options.where, found.namespace) if found.place == "kubernetes" else "")
     stays = UNATTENDED if found.mode == "direct" else ""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oars.cli import running, show
+from oars.cli import show, signals
 from oars.cli.options import name_argument, where_options
 from oars.cli.show import output_option
 from oars.spec.status import Phase
 
 if TYPE_CHECKING:
-    from oars.client.homes import Where
+    from oars.client.backends import Where
     from oars.model import Cause
     from oars.places.report import Report
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @output_option
 def why(name: str, where: Where, output: str) -> None:
     """Say why a cluster is not as wanted: causes, what to do, the log lines that matter."""
-    from oars.cli import finding
+    from oars.cli import lookup
 
-    report = running.run(finding.report(name, where))
+    report = signals.run(lookup.report(name, where))
     causes = [asdict(cause) for cause in report.causes]
     show.emit(output, causes, [cause.reason for cause in report.causes], lambda _: _text(report))
 
@@ -43,8 +43,8 @@ def _text(report: Report) -> str:
 
 def _cause(cause: Cause, name: str) -> str:
     lines = [f"{cause.reason}: {cause.message}"]
-    if cause.todo:
-        lines.append(f"  What to do: {cause.todo.replace('oars logs NAME', f'oars logs {name}')}")
+    if cause.hint:
+        lines.append(f"  What to do: {cause.hint.replace('oars logs NAME', f'oars logs {name}')}")
     if cause.lines:
         lines.append("  Last lines of its log:")
         lines += [f"    {line}" for line in cause.lines]

@@ -16,9 +16,9 @@ from typing import Any, Self
 from oars import engines
 from oars.base.errors import ClusterLost, NotFound, OarsError, SpecError, StartFailed, TimedOut
 from oars.client import card
-from oars.client.home import Driver, Home, Making, Reading
-from oars.client.homes import Where, find_home, home_for
-from oars.client.kept import STOP_SECONDS
+from oars.client.backend import Backend, Driver, Making, Reading
+from oars.client.backends import Where, backend_for, find_backend
+from oars.client.local_clusters import STOP_SECONDS
 from oars.engines.base import Access
 from oars.model import HEAD, Cause
 from oars.places.report import Report
@@ -67,7 +67,7 @@ class AsyncCluster:
         self._progress = progress
         self._tied = tied
         self._modules = modules
-        self._home: Home = home_for(self._spec.place, where, os.environ)
+        self._home: Backend = backend_for(self._spec.place, where, os.environ)
         self._name = _checked_name(name) if name else f"{self._spec.engine}-{secrets.token_hex(3)}"
         self._clients: list[Any] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -81,11 +81,11 @@ class AsyncCluster:
     @classmethod
     async def attach(cls, name: str, **arguments: Any) -> Self:
         """A cluster that is there already, whoever started it. Closing it does not stop it."""
-        home = await find_home(_checked_name(name), arguments.get("where") or Where(), os.environ)
+        home = await find_backend(_checked_name(name), arguments.get("where") or Where(), os.environ)
         return await cls._at_home(home, name, **arguments)
 
     @classmethod
-    async def _at_home(cls, home: Home, name: str, **arguments: Any) -> Self:
+    async def _at_home(cls, home: Backend, name: str, **arguments: Any) -> Self:
         """The same, in a home that was found; it is let go with the cluster, or at once if that cannot be had."""
         try:
             cluster = cls(await home.spec(name), name=name, **{**arguments, "tied": False})
@@ -263,7 +263,7 @@ class AsyncCluster:
         lines = cause.lines or await self._last_lines()
         ready = f"{last.status.ready} of {last.status.wanted} workers are ready" if last else "nothing is ready"
         message = f"The cluster {self._name!r} is not as wanted in time: {ready}. {cause.message}"
-        return TimedOut(message, cause.todo or "Allow more time with --timeout (timeout=).", lines)
+        return TimedOut(message, cause.hint or "Allow more time with --timeout (timeout=).", lines)
 
     async def _last_lines(self) -> tuple[str, ...]:
         """Of all members; where they cannot be had (a container that never started), why we wait says enough."""
@@ -283,12 +283,12 @@ class AsyncCluster:
         return card.html(self._name, self._spec, report)
 
 
-async def attach_at(home: Home, name: str, **arguments: Any) -> AsyncCluster:
+async def attach_at(home: Backend, name: str, **arguments: Any) -> AsyncCluster:
     """As AsyncCluster.attach, for whoever has found the home already."""
     return await AsyncCluster._at_home(home, name, **arguments)
 
 
-def _stop_if_owner(home: Home, name: str, owner: int) -> None:
+def _stop_if_owner(home: Backend, name: str, owner: int) -> None:
     """Run at close, when the object is collected, or when Python ends; not in a forked copy of the owner."""
     if os.getpid() == owner:
         home.stop_at_exit(name)
@@ -339,7 +339,7 @@ def _raise_if_hopeless(report: Report) -> None:
     """A member that dies again and again will not become ready by waiting."""
     for cause in report.causes:
         if cause.reason == "CrashLoop":
-            raise StartFailed(cause.message, cause.todo, cause.lines)
+            raise StartFailed(cause.message, cause.hint, cause.lines)
     if report.status.phase is Phase.FAILED:
         raise StartFailed(report.status.message or "The cluster failed.")
 

@@ -21,13 +21,14 @@ from oars.kube.errors import ApiError, is_denied, is_not_found
 from oars.kube.informer import Informer, await_synced, check, start, stop
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, LEASE, POD, Object
 from oars.kube.lease import Elector
-from oars.places.kube import names, observe, own
-from oars.places.kube.describe import describe, desired
+from oars.places.kube import names
 from oars.places.kube.place import KubePlace, Setting
-from oars.places.kube.pod import Cluster
-from oars.places.kube.refused import cause_of, rights_told
-from oars.places.kube.root import INTENT, ConfigMapRoot, Intent, reference, report_of
-from oars.places.kube.seen import trimmed_deployment, trimmed_pod
+from oars.places.kube.render.describe import describe, desired
+from oars.places.kube.render.pod import Cluster
+from oars.places.kube.state import observe, ownership
+from oars.places.kube.state.cache import trimmed_deployment, trimmed_pod
+from oars.places.kube.state.root import INTENT, ConfigMapRoot, Intent, reference, report_of
+from oars.places.kube.why.api_errors import cause_of, rights_told
 from oars.places.kube.wire import Reach
 from oars.places.report import Report
 from oars.spec import load
@@ -106,7 +107,7 @@ class Following:
         return [pod for pod in self._pods.objects.values() if observe.is_member(pod)]
 
     def deployments(self) -> list[Object]:
-        return [each for each in self._deployments.objects.values() if own.hangs_on(each, *self._root)]
+        return [each for each in self._deployments.objects.values() if ownership.hangs_on(each, *self._root)]
 
     def has(self, kind: str, name: str) -> bool | None:
         """Most kinds are not watched: the rights for it would be asked of everyone who starts a cluster for an hour.
@@ -263,7 +264,7 @@ class Direct:
 
     async def _once(self, intent: Intent, cluster: Cluster, place: KubePlace, loop: Loop) -> float:
         place.describe(cluster)
-        await place.know_token()
+        await place.ensure_helper_token()
         pause = await loop.once(desired(cluster, force=intent.force, generation=intent.generation))
         if loop.status is not None:
             status = replace(loop.status, mode="direct", namespace=self._namespace)

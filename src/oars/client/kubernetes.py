@@ -11,13 +11,13 @@ from typing import Any
 from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, UsageError
 from oars.base.settings import Settings
-from oars.client import ending, operated, reading
+from oars.client import deletion, operator_client, pod_logs
+from oars.client.backend import PLAIN, Containers, Driver, Making, Reading
+from oars.client.backends import Where
 from oars.client.direct import Direct, make_lease, new_identity
-from oars.client.driving import make_driver
-from oars.client.home import PLAIN, Containers, Driver, Making, Reading
-from oars.client.homes import Where
+from oars.client.driver_env import make_driver
 from oars.client.scaling import rescaled
-from oars.client.ways import Ways
+from oars.client.tunnels import Tunnels
 from oars.engines.base import Access
 from oars.envs.build import Environments
 from oars.kube import config
@@ -25,17 +25,19 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.model import HEAD, Role
-from oars.places.kube import names, observe, render
-from oars.places.kube.describe import describe
-from oars.places.kube.refused import rights_told
-from oars.places.kube.root import INTENT, Intent
+from oars.places.kube import names
+from oars.places.kube.render import objects
+from oars.places.kube.render.describe import describe
+from oars.places.kube.state import observe
+from oars.places.kube.state.root import INTENT, Intent
+from oars.places.kube.why.api_errors import rights_told
 from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 
 WRITE_TRIES = 10  # of a change: the loop writes its notes to the same object
 
 
-class KubeHome:
+class KubeBackend:
     """See home.Home. Everything is done in the event loop that first used it."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], where: Where) -> None:
@@ -48,7 +50,7 @@ class KubeHome:
         self._modes: dict[str, str] = {}
         self._homes: dict[str, str] = {}  # cluster → namespace, where it is not ours
         self._roots: dict[str, Object] = {}  # cluster → its root, as made or first seen: others may get the name later
-        self._ways: dict[str, Ways] = {}
+        self._ways: dict[str, Tunnels] = {}
 
     @property
     def _client(self) -> Client:
@@ -76,11 +78,11 @@ class KubeHome:
     async def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
         engine = engines.get(spec.engine)
         namespace = spec.namespace_for(name, self._where.namespace) or self.namespace
-        render.manifests(describe(name, namespace, spec, engine))  # what cannot be rendered is said before all else
+        objects.manifests(describe(name, namespace, spec, engine))  # what cannot be rendered is said before all else
         self._homes[name] = namespace
-        mode = self._where.mode or await operated.find_mode(self._client, namespace)
+        mode = self._where.mode or await operator_client.find_mode(self._client, namespace)
         if self._where.mode == "operator":
-            await operated.check_watched(self._client, namespace)
+            await operator_client.check_watched(self._client, namespace)
         how.progress(f"{name}: {mode} mode, namespace {namespace}")
         if mode not in ("operator", "direct"):
             raise UsageError(f"There is no mode {mode!r}.", "Use operator or direct.")
@@ -95,7 +97,7 @@ class KubeHome:
     async def _create_in(self, namespace: str, name: str, spec: ClusterSpec, mode: str, how: Making) -> None:
         if mode == "operator":
             with _taken(f"A cluster called {name!r} is there already."):
-                self._roots[name] = await operated.create(self._client, name, namespace, spec)
+                self._roots[name] = await operator_client.create(self._client, name, namespace, spec)
         else:
             await self._create_direct(name, namespace, spec, how)
 
@@ -135,20 +137,20 @@ class KubeHome:
         """Of both kinds, in our namespace."""
         direct = await self._direct_roots(self.namespace)
         found = {str(root["metadata"]["labels"][names.CLUSTER]): "direct" for root in direct}
-        found |= dict.fromkeys(await operated.list_names(self._client, self.namespace), "operator")
+        found |= dict.fromkeys(await operator_client.list_names(self._client, self.namespace), "operator")
         self._modes |= found
         return sorted(found)
 
     async def namespaces(self) -> list[str]:
         """All that hold a cluster, wherever we may look."""
-        roots = [*await self._direct_roots(None), *await operated.list_all(self._client, None)]
+        roots = [*await self._direct_roots(None), *await operator_client.list_all(self._client, None)]
         return sorted({str(root["metadata"]["namespace"]) for root in roots})
 
     async def _direct_roots(self, namespace: str | None) -> list[Object]:
         try:
             listed = await self._client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
         except ApiError as error:
-            if error.status != 403 or not await operated.is_served(self._client, namespace):
+            if error.status != 403 or not await operator_client.is_served(self._client, namespace):
                 raise
             return []  # whoever only uses an operator's clusters need not be able to see any other
         return [root for root in listed.items if _is_root(root)]
@@ -163,7 +165,7 @@ class KubeHome:
 
     async def spec(self, name: str) -> ClusterSpec:
         root = await self._root(name)
-        return operated.spec(root) if _is_operated(root) else operated.read(name, Intent.of(root).spec)
+        return operator_client.spec(root) if _is_operated(root) else operator_client.read(name, Intent.of(root).spec)
 
     async def _root(self, name: str) -> Object:
         """As it is now. This is where a cluster is told from another that got its name: it is the one that we made, or
@@ -176,7 +178,7 @@ class KubeHome:
         except ApiError as error:
             if not is_not_found(error):
                 raise
-            if name in self._roots and await ending.is_there(self._client, name, namespace):  # of the other kind
+            if name in self._roots and await deletion.is_there(self._client, name, namespace):  # of the other kind
                 raise Replaced(name) from None
             raise _missing(name, namespace) from None
         if found["metadata"]["uid"] != self._roots.setdefault(name, found)["metadata"]["uid"]:
@@ -204,7 +206,7 @@ class KubeHome:
 
     async def watch(self, name: str) -> AsyncIterator[Report]:
         if await self.mode(name) == "operator":
-            async for report in operated.watch(self._client, name, self.namespace_of(name), self._uid(name)):
+            async for report in operator_client.watch(self._client, name, self.namespace_of(name), self._uid(name)):
                 yield report
             return
         async for report in (await self._run(name)).watch():
@@ -243,7 +245,7 @@ class KubeHome:
     async def _rewrite_once(self, name: str, described: Callable[[], Awaitable[ClusterSpec]], *, force: bool) -> None:
         root = await self._root(name)
         if _is_operated(root):
-            await operated.change(self._client, root, await described(), force=force)
+            await operator_client.change(self._client, root, await described(), force=force)
             return
         intent, metadata = Intent.of(root), root["metadata"]
         data = (await described()).model_dump(mode="json", by_alias=True, exclude_defaults=True)
@@ -257,23 +259,23 @@ class KubeHome:
         """Whoever looks after it stops when it sees that its root is gone. One that we made or know is stopped, and no
         other that has its name by now."""
         namespace = self.namespace_of(name)
-        is_ours = await ending.remove(self._client, name, namespace, self._roots.get(name))
+        is_ours = await deletion.remove(self._client, name, namespace, self._roots.get(name))
         run = self._runs.pop(name, None)
         if run is not None:
             await run.close()
         self._modes.pop(name, None)
-        return not is_ours or await ending.await_end(self._client, name, namespace, wait)
+        return not is_ours or await deletion.await_end(self._client, name, namespace, wait)
 
     async def has_left(self, name: str) -> bool:
         """The namespace that was made for it: whoever was interrupted, or the watcher beside a head, leaves it."""
-        return await ending.is_its_own(self._client, name, self.namespace_of(name))
+        return await deletion.is_its_own(self._client, name, self.namespace_of(name))
 
     def stop_at_exit(self, name: str) -> None:
         async def stop() -> None:
-            home = KubeHome(self._settings, self._environ, self._where)
+            home = KubeBackend(self._settings, self._environ, self._where)
             home._homes = dict(self._homes)
             try:
-                await ending.remove(home._client, name, home.namespace_of(name), self._roots.get(name))
+                await deletion.remove(home._client, name, home.namespace_of(name), self._roots.get(name))
             finally:
                 await home.close()
 
@@ -288,7 +290,7 @@ class KubeHome:
             spec = await self.spec(name)
             namespace = self.namespace_of(name)
             cluster = describe(name, namespace, spec, engines.get(spec.engine))
-            ways = Ways(self._client, cluster, self._settings.state_dir / "kubernetes")
+            ways = Tunnels(self._client, cluster, self._settings.state_dir / "kubernetes")
             await ways.open()
             self._ways[name] = ways
 
@@ -336,7 +338,7 @@ class KubeHome:
         async def find() -> Object | None:
             return (await self.pods(name)).get(member)
 
-        return reading.lines(self._client, find, how)
+        return pod_logs.lines(self._client, find, how)
 
     def last_seen(self, name: str) -> Report | None:
         run = self._runs.get(name)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from oars.base.settings import Settings
-from oars.client.home import PLAIN, Containers, Driver, Making, Reading
-from oars.client.kept import STOP_SECONDS, Kept
+from oars.client.backend import PLAIN, Containers, Driver, Making, Reading
+from oars.client.local_clusters import STOP_SECONDS, Kept
 from oars.engines.base import Access
 from oars.places.local import logs
 from oars.places.report import Report
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oars.spec.cluster import ClusterSpec
 
 
-class LocalHome:
+class LocalBackend:
     """Clusters with keepers; see home.Home."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 
+from oars.client.backend import Driver
 from oars.client.cluster import DEFAULT_TIMEOUT, AsyncCluster
-from oars.client.home import Driver
 from oars.model import Cause
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import MemberStatus, Status

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
-from oars.base.words import listed
+from oars.base.text import listed
 from oars.engines.base import Engine, Wire
 from oars.model import (
     HEAD,
@@ -17,8 +17,8 @@ from oars.model import (
     Drain,
     Drained,
     Ensure,
+    LoopState,
     MemberId,
-    Notes,
     Observed,
     Remove,
     Shape,
@@ -26,7 +26,7 @@ from oars.model import (
     View,
 )
 from oars.places.base import Place
-from oars.plan.decide import decide, with_drained
+from oars.plan.decide import decide, with_drain_reply
 from oars.plan.status import status
 from oars.plan.why import explain
 from oars.spec.status import Status
@@ -141,11 +141,11 @@ class Loop:
             waits_for = f"its drain failed ({type(error).__name__})"
         return [Drained(member, desired.force, waits_for) for member in members]
 
-    def _with_drain_answers(self, notes: Notes) -> Notes:
+    def _with_drain_answers(self, notes: LoopState) -> LoopState:
         """Fold in the answers of drains that have ended since the last pass."""
         for task in {task for task in self._draining.values() if task.done()}:
             for answer in task.result():
-                notes = with_drained(notes, answer.member, answer.done, answer.waits_for, self._clock())
+                notes = with_drain_reply(notes, answer.member, answer.done, answer.waits_for, self._clock())
             for member in [m for m, t in self._draining.items() if t is task]:
                 del self._draining[member]
                 self._drain_again[member] = self._clock() + DRAIN_PAUSE

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import cast
 
 from oars.base.errors import OarsError, SpecError
-from oars.base.words import suggest
+from oars.base.text import suggest
 from oars.engines.base import Engine, Session
 
 GROUP = "oars.engines"

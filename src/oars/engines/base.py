@@ -2,7 +2,7 @@
 
 shape.py    pure: spec → roles, argv, environment, ports, endpoints      (in the control plane)
 live.py     asks the running head: who is there, drain                   (in the control plane; no engine installed)
-beside.py   a script run next to the head, in the engine's environment   (optional; stdlib and the engine only)
+head_helper.py   a script run next to the head, in the engine's environment   (optional; stdlib and the engine only)
 session.py  the user's side: connect, executor                           (in the user's Python; imports the engine)
 """
 
@@ -42,7 +42,7 @@ class Wire(Protocol):
         """Ask the head's port of that name. Raises EngineUnreachable when there is no 2xx answer in time."""
 
     async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
-        """Have `script` (the engine's beside.py) answer a request next to the head.
+        """Have `script` (the engine's head_helper.py) answer a request next to the head.
 
         The script runs for as long as the head does, in its environment, with the head's env variables: it reads one
         JSON object a line from stdin and writes one a line to stdout, {"ok": …} or {"error": "…"}.
@@ -88,7 +88,7 @@ class Access:
     address: str
     dashboard: str
     env: Mapping[str, str]
-    page_secret: str = ""  # the file with what the dashboard asks a person for, if it does
+    dashboard_secret: str = ""  # the file with what the dashboard asks a person for, if it does
 
 
 class Session(Protocol):

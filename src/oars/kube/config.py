@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from oars.base.words import suggest
+from oars.base.text import suggest
 from oars.kube.errors import ConfigError
 from oars.kube.proxies import proxy_of
 from oars.kube.target import ExecPlugin, Impersonation, Pem, Target

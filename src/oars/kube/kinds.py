@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from oars.base.errors import OarsError
-from oars.base.words import suggest
+from oars.base.text import suggest
 
 Object = dict[str, Any]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from oars.places.kube.record import LONGEST_LINE, MOST_CAUSES, MOST_LINES
+from oars.places.kube.state.status_codec import LONGEST_LINE, MOST_CAUSES, MOST_LINES
 from oars.spec import resources
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, Part
 
@@ -264,7 +264,7 @@ def status_schema() -> Schema:
     text: Schema = {"type": "string"}
     count: Schema = {"type": "integer", "minimum": 0}
     lines = {"type": "array", "maxItems": MOST_LINES, "items": {**text, "maxLength": LONGEST_LINE}}
-    cause = {"reason": text, "message": text, "todo": text, "lines": lines}
+    cause = {"reason": text, "message": text, "hint": text, "lines": lines}
     group = {"type": "object", "required": ["name"], "properties": {"name": text, "wanted": count, "ready": count}}
     endpoints = {"client": text, "dashboard": text}
     return {

@@ -21,9 +21,10 @@ from oars.kube.kinds import (
     Object,
 )
 from oars.model import Role
-from oars.places.kube import names, observe, own
-from oars.places.kube.evidence import is_refused, is_troubled
-from oars.places.kube.seen import trimmed_deployment, trimmed_other, trimmed_pod
+from oars.places.kube import names
+from oars.places.kube.state import observe, ownership
+from oars.places.kube.state.cache import trimmed_deployment, trimmed_other, trimmed_pod
+from oars.places.kube.why.evidence import is_refused, is_troubled
 
 Key = tuple[str, str]  # namespace, cluster
 Change = tuple[Key, Object | None, Object | None]  # what was, and what is
@@ -126,7 +127,7 @@ class Watches:
     def __init__(self, client: Client, namespaces: tuple[str, ...], wake: Wake) -> None:
         self._wake = wake
         self._pods = Pods()
-        self._others = {kind.kind: Index(own.is_operated) for kind in (DEPLOYMENT, *SURROUNDINGS)}
+        self._others = {kind.kind: Index(ownership.is_operated) for kind in (DEPLOYMENT, *SURROUNDINGS)}
         self.clusters: dict[Key, Object] = {}
         self.informers: list[Informer] = []
         for namespace in namespaces or (None,):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
-from oars.base.ration import Crowd
-from oars.client import operated
+from oars.base.rate import PollSpread
+from oars.client import operator_client
 from oars.control.queue import Queue
 from oars.kube import config
 from oars.kube.client import Client
@@ -24,9 +24,9 @@ from oars.kube.informer import stop
 from oars.kube.lease import Elector
 from oars.operator import NAME, NAMESPACE, RunOptions
 from oars.operator.index import Due, Key, Watches
-from oars.operator.keeping import Keeping
 from oars.operator.metrics import Metrics
 from oars.operator.pages import Pages
+from oars.operator.reconciler import Reconciler
 from oars.places.kube import names
 
 WORKERS = 16  # clusters looked after at a time: they mostly wait for answers
@@ -46,7 +46,7 @@ async def run(options: RunOptions) -> None:
     path = Path(options.kubeconfig) if options.kubeconfig else None
     target = config.load(os.environ, context=options.context, kubeconfig=path)
     async with Client(target, user_agent="oars-operator") as client:
-        home = options.lease_namespace or _own_namespace() or await operated.home(client)
+        home = options.lease_namespace or _own_namespace() or await operator_client.home(client)
         await Operator(client, replace(options, lease_namespace=home)).run()
 
 
@@ -63,10 +63,10 @@ class Operator:
         self._options = options
         self._queue: Queue[Key] = Queue(time.monotonic)
         self.metrics = Metrics(lambda: self._queue.ready if self.metrics.leading else 0)  # a spare has no work to do
-        self._waiting = Crowd(WAITING_LOOKS)
+        self._waiting = PollSpread(WAITING_LOOKS)
         self._watches = Watches(client, options.namespaces, self._wake)
-        resting = Crowd(RESTING_LOOKS)
-        self._keeping = Keeping(client, self._watches, self._waiting, resting, inside=ACCOUNT.exists())
+        resting = PollSpread(RESTING_LOOKS)
+        self._keeping = Reconciler(client, self._watches, self._waiting, resting, inside=ACCOUNT.exists())
         home = options.lease_namespace or NAMESPACE
         identity = f"{options.identity or socket.gethostname()}-{secrets.token_hex(3)}"
         lease = options.lease_seconds

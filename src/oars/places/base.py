@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from oars.engines.base import Wire
-from oars.model import Cause, Desired, Ensure, MemberId, Notes, Observed, Remove
+from oars.model import Cause, Desired, Ensure, LoopState, MemberId, Observed, Remove
 from oars.spec.status import Status
 
 
@@ -28,5 +28,5 @@ class Place(Protocol):
     def logs(self, member: MemberId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
         """Lines of a member's log."""
 
-    async def record(self, notes: Notes, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
+    async def record(self, notes: LoopState, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
         """Keep the notes and show status and causes; writes only what changed."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oars.model import Failure, MemberId, Notes, Retiring, Role
+from oars.model import Failure, LoopState, MemberId, Retiring, Role
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,32 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Book:
+class Ledger:
     """The whole ledger of a cluster."""
 
     entries: Mapping[MemberId, Entry] = field(default_factory=dict)
-    notes: Notes = field(default_factory=Notes)
+    notes: LoopState = field(default_factory=LoopState)
     incarnations: int = 0  # how many starts there have been
 
-    def with_entry(self, entry: Entry) -> Book:
+    def with_entry(self, entry: Entry) -> Ledger:
         entries = {**self.entries, entry.id: entry}
         return replace(self, entries=entries, incarnations=max(self.incarnations, entry.incarnation))
 
-    def without(self, member: MemberId) -> Book:
+    def without(self, member: MemberId) -> Ledger:
         return replace(self, entries={m: e for m, e in self.entries.items() if m != member})
 
 
-def read_book(path: Path) -> Book:
+def read_ledger(path: Path) -> Ledger:
     """An absent ledger is an empty one."""
     try:
         data = json.loads(path.read_text())
     except FileNotFoundError:
-        return Book()
+        return Ledger()
     entries = [_entry(item) for item in data["entries"]]
-    return Book({entry.id: entry for entry in entries}, _notes(data["notes"]), data["incarnations"])
+    return Ledger({entry.id: entry for entry in entries}, _notes(data["notes"]), data["incarnations"])
 
 
-def write_book(path: Path, book: Book) -> None:
+def write_ledger(path: Path, book: Ledger) -> None:
     entries = [asdict(entry) for entry in book.entries.values()]
     write_json(path, {"entries": entries, "notes": asdict(book.notes), "incarnations": book.incarnations})
 
@@ -95,8 +95,8 @@ def _entry(data: dict[str, Any]) -> Entry:
     return Entry(**{**data, "id": MemberId(data["id"]), "role": Role(data["role"]), "litter": tuple(data["litter"])})
 
 
-def _notes(data: dict[str, Any]) -> Notes:
-    return Notes(
+def _notes(data: dict[str, Any]) -> LoopState:
+    return LoopState(
         retiring={MemberId(m): Retiring(**r) for m, r in data["retiring"].items()},
         failures={MemberId(m): Failure(**{**f, "tail": tuple(f["tail"])}) for m, f in data["failures"].items()},
     )

@@ -19,9 +19,9 @@ def load_shape(data: Mapping[str, Any]) -> Shape:
         workers=tuple(_group(group) for group in data["workers"]),
         endpoints=data["endpoints"],
         secrets=tuple(data["secrets"]),
-        page_secret=data["page_secret"],
+        dashboard_secret=data["dashboard_secret"],
         image=data["image"],
-        asks=data["asks"],
+        needs_helper=data["needs_helper"],
         driver_env=data["driver_env"],
         outside_env=data["outside_env"],
     )

@@ -21,11 +21,11 @@ from oars.model import (
     Ensure,
     Failure,
     Group,
+    LoopState,
     Member,
     MemberId,
     MemberState,
     MemberView,
-    Notes,
     Observed,
     Remove,
     Retiring,
@@ -64,7 +64,7 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
     retiring |= {m.id: observed.notes.retiring.get(m.id, Retiring(now)) for m in unknown}
     if not desired.force:
-        retiring = {m: _as_it_serves(m, state, observed, view) for m, state in retiring.items()}
+        retiring = {m: _undrain_if_serving(m, state, observed, view) for m, state in retiring.items()}
     steps += _retire(observed, view, retiring)
     notes = replace(observed.notes, retiring=retiring, failures=failures)
     return Decision(tuple(steps), notes, _again_after(desired, observed, view, notes, now))
@@ -91,7 +91,7 @@ class _GroupPlan:
 def _stop(observed: Observed) -> Decision:
     everyone = tuple(sorted(member.id for member in observed.members))
     steps = (Remove(everyone, "the cluster is stopped"),) if everyone else ()
-    return Decision(steps, Notes(), RESTING)
+    return Decision(steps, LoopState(), RESTING)
 
 
 def _failures(observed: Observed, now: float) -> dict[MemberId, Failure]:
@@ -176,7 +176,7 @@ def _plan_group(group: Group, observed: Observed, view: View, lost: set[MemberId
         for victim in ranked[:surplus]:
             retiring[victim.id] = Retiring(now)
     elif surplus < 0:
-        retiring = _take_back(retiring, -surplus)
+        retiring = _unretire(retiring, -surplus)
     staying = [m for m in existing if m not in retiring]
     missing = names.member_ids(group, group.replicas - len(staying), existing) if len(staying) < group.replicas else []
     return _GroupPlan(group, tuple([*staying, *missing]), retiring)
@@ -197,7 +197,7 @@ def _seen(member: Member, view: View) -> MemberView | None:
     return seen if seen is not None and seen.incarnation in ("", member.incarnation) else None
 
 
-def _take_back(retiring: Mapping[MemberId, Retiring], count: int) -> dict[MemberId, Retiring]:
+def _unretire(retiring: Mapping[MemberId, Retiring], count: int) -> dict[MemberId, Retiring]:
     """More workers are wanted again: those that were chosen but not drained are still in service."""
     kept = [m for m, r in sorted(retiring.items()) if not r.drained][:count]
     return {m: r for m, r in retiring.items() if m not in kept}
@@ -230,7 +230,7 @@ def _ensure(
         yield Ensure(plan.group, wanted)
 
 
-def _as_it_serves(name: MemberId, state: Retiring, observed: Observed, view: View) -> Retiring:
+def _undrain_if_serving(name: MemberId, state: Retiring, observed: Observed, view: View) -> Retiring:
     """A drained one may be back in service before it could be removed: it was still starting when it was drained, or
     was started again since. What the engine said of it then holds no longer."""
     member = observed.member(name)
@@ -256,7 +256,7 @@ def _retire(observed: Observed, view: View, retiring: Mapping[MemberId, Retiring
         yield Remove(tuple(to_remove), "no longer wanted")
 
 
-def _again_after(desired: Desired, observed: Observed, view: View, notes: Notes, now: float) -> float:
+def _again_after(desired: Desired, observed: Observed, view: View, notes: LoopState, now: float) -> float:
     soon, resting = (HEALING_SOON, HEALING_RESTING) if observed.heals else (SOON, RESTING)
     wanted = 1 + sum(group.replicas for group in desired.shape.workers)
     serving = sum(ready(m, observed, view) for m in observed.members if m.id not in notes.retiring)
@@ -277,7 +277,7 @@ def _may_tell_more(observed: Observed, view: View) -> bool:
     return not all(ready(member, observed, view) for member in observed.members if member.answers)
 
 
-def with_drained(notes: Notes, member: MemberId, done: bool, waits_for: str, now: float) -> Notes:
+def with_drain_reply(notes: LoopState, member: MemberId, done: bool, waits_for: str, now: float) -> LoopState:
     """Remember the engine's answer to a Drain. What is emptied must go, even if it was taken back meanwhile."""
     before = notes.retiring.get(member)
     if before is None and not done:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oars.model import HEAD, Cause, Desired, Group, Member, MemberState, Notes, Observed, Role, View
+from oars.model import HEAD, Cause, Desired, Group, LoopState, Member, MemberState, Observed, Role, View
 from oars.plan.decide import CRASH_LOOP, ready
 from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
 
@@ -51,7 +51,7 @@ def _phase(desired: Desired, observed: Observed, view: View, groups: tuple[Group
     return Phase.STARTING if observed.members else Phase.PENDING
 
 
-def _crash_loops(notes: Notes, member: str) -> bool:
+def _crash_loops(notes: LoopState, member: str) -> bool:
     return any(m == member and failure.count >= CRASH_LOOP for m, failure in notes.failures.items())
 
 

@@ -59,9 +59,9 @@ def _deaths(observed: Observed, view: View) -> Iterable[Cause]:
 def _death(member: MemberId, failure: Failure) -> Cause:
     what = _sign(failure)
     if failure.count >= CRASH_LOOP:
-        todo = what[1] or f"Read its log: `oars logs NAME {member}`."
+        hint = what[1] or f"Read its log: `oars logs NAME {member}`."
         message = f"{member} dies again and again ({failure.count} times; {failure.reason}){_clause(what)}."
-        return Cause("CrashLoop", message, todo, failure.tail[-LINES:])
+        return Cause("CrashLoop", message, hint, failure.tail[-LINES:])
     reason = "HeadLost" if member == HEAD else "WorkerLost"
     message = f"{member} {failure.reason}{_clause(what)}; it is being started again."
     return Cause(reason, message, what[1], failure.tail[-LINES:])
@@ -73,10 +73,10 @@ def _clause(sign: tuple[str, str]) -> str:
 
 def _sign(failure: Failure) -> tuple[str, str]:
     for line in reversed(failure.tail):
-        for pattern, meaning, todo in _SIGNS:
+        for pattern, meaning, hint in _SIGNS:
             match = pattern.search(line)
             if match:
-                return meaning.format(*(group or "a path" for group in match.groups())), todo
+                return meaning.format(*(group or "a path" for group in match.groups())), hint
     return "", ""
 
 
@@ -89,8 +89,8 @@ def draining(cluster: str, retiring: Mapping[MemberId, Retiring]) -> Iterable[Ca
     """What workers on their way out wait for."""
     for member, state in sorted(retiring.items()):
         if state.waits_for:
-            todo = f"It goes when that is done; `oars scale {cluster} … --force` removes it and loses what it holds."
-            yield Cause("Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", todo)
+            hint = f"It goes when that is done; `oars scale {cluster} … --force` removes it and loses what it holds."
+            yield Cause("Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", hint)
         else:
             yield Cause("Draining", f"{member} hands over what it holds before it goes.")
 

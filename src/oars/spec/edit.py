@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from oars.base.errors import SpecError
-from oars.base.words import suggest
+from oars.base.text import suggest
 from oars.spec import text
 from oars.spec.problems import path
 from oars.spec.text import Loc

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from oars.base.errors import Denied, NotFound, SpecError
-from oars.base.words import suggest
+from oars.base.text import suggest
 from oars.spec import edit, text
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, check_name
 from oars.spec.problems import Problem, in_plain, in_spec, raise_for, unknown

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from oars.base.errors import SpecError
-from oars.base.words import suggest
+from oars.base.text import suggest
 from oars.spec.cluster import ClusterSpec
 from oars.spec.text import MAX_DEPTH, MAX_VALUES, Loc
 

@@ -15,7 +15,7 @@ import pytest
 from oars import engines
 from oars.client.sync import Cluster
 from oars.model import Shape
-from oars.places.kube.values import head_values, pod_values, secret_files
+from oars.places.kube.render.values import head_values, pod_values, secret_files
 from oars.places.local import process
 from oars.places.local.store import ClusterDir
 from oars.plan.fill import unfilled
@@ -129,7 +129,7 @@ class EngineContract:
         with DriverProgram(cluster, self.hold) as program:
             program.expect("held")
             cluster.scale(1)
-            _until(lambda: _settled(cluster) or any(c.todo for c in cluster.why() if c.reason == "Draining"), 120)
+            _until(lambda: _settled(cluster) or any(c.hint for c in cluster.why() if c.reason == "Draining"), 120)
             program.tell()
             program.expect("intact")
             program.tell("end")

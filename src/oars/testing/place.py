@@ -12,9 +12,9 @@ from oars.model import (
     HEAD,
     Desired,
     Ensure,
+    LoopState,
     MemberId,
     MemberState,
-    Notes,
     Observed,
     Remove,
     Retiring,
@@ -100,7 +100,7 @@ class PlaceContract:
     def test_notes_outlive_the_one_who_made_them(self) -> None:
         async def test(place: Place, desired: Desired) -> None:
             await _start(place, desired)
-            notes = Notes(retiring={MemberId("worker-0"): Retiring(1.5, True, "nothing")})
+            notes = LoopState(retiring={MemberId("worker-0"): Retiring(1.5, True, "nothing")})
             await place.record(notes)
             again = await self.reopen(place)
             observed = await again.observe()

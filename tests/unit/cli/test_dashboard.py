@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from oars.cli import dashboard
-from oars.client.homes import Where
-from oars.places.kube.values import SECRETS
-from tests.unit.client.test_kube_home import Server, at_home, with_direct
+from oars.client.backends import Where
+from oars.places.kube.render.values import SECRETS
+from tests.unit.client.test_kube_backend import Server, at_home, with_direct
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from oars.base.errors import SpecError
-from oars.cli import differences, fail, finding
+from oars.cli import differences, failures, lookup
 from oars.cli.cp import Far, far
-from oars.cli.inside import CONNECT, driver_env, python, with_env
+from oars.cli.in_cluster import CONNECT, driver_env, python, with_env
 from oars.cli.main import _call
 from oars.cli.options import kept
-from oars.client.homes import Where
-from oars.client.kubernetes import KubeHome
-from oars.places.kube.changes import Change, Effect
+from oars.client.backends import Where
+from oars.client.kubernetes import KubeBackend
+from oars.places.kube.render.changes import Change, Effect
 from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Phase, Status
@@ -64,7 +64,7 @@ def test_what_is_refused_is_an_error() -> None:
 
 
 def oars(*args: str) -> int:
-    return fail.guard(lambda: _call(args))
+    return failures.guard(lambda: _call(args))
 
 
 def test_diff_as_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_the_words_of_a_shell_in_a_pod_compile(engine: str) -> None:
 # reports
 
 
-class Silent(KubeHome):
+class Silent(KubeBackend):
     """Of a cluster whose operator is away: the last change is never acted upon."""
 
     def __init__(self) -> None:
@@ -132,6 +132,6 @@ class Silent(KubeHome):
 
 
 def test_an_operator_that_is_away_is_not_waited_for() -> None:
-    status = asyncio.run(finding.report_of(Silent(), "demo", 0.1)).status
+    status = asyncio.run(lookup.report_of(Silent(), "demo", 0.1)).status
     assert status.phase is Phase.READY
     assert status.message.startswith("Fine. Nobody has acted on the last change yet")

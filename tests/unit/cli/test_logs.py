@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from oars.base.errors import NotFound, OarsError, UsageError
-from oars.cli import fail, inside, logs
+from oars.cli import failures, in_cluster, logs
 from oars.cli.main import _call
 from oars.cli.options import kept
-from oars.client.home import PLAIN, Reading
-from oars.client.kubernetes import KubeHome
+from oars.client.backend import PLAIN, Reading
+from oars.client.kubernetes import KubeBackend
 from oars.kube.errors import ApiError, Unreachable
-from oars.places.kube import observe
+from oars.places.kube.state import observe
 from tests.unit.cli.test_look import intent
 from tests.unit.places.test_kube_observe import pod
 
@@ -31,7 +31,7 @@ def with_containers(name: str, role: str, *named: str, **spec: Any) -> dict[str,
     return {**found, "spec": {"containers": [{"name": each} for each in named], **spec}}
 
 
-class Played(KubeHome):
+class Played(KubeBackend):
     """Looks, one after the other; each is the pods that are there, or an error. The last means that it is gone."""
 
     def __init__(self, *looks: Any) -> None:
@@ -132,7 +132,7 @@ def test_of_all_that_are_followed_those_with_the_container_are_read() -> None:
 
 def test_what_all_members_meet_at_once_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     now = [50.0]
-    notes = logs.Notes(lambda: now[0])
+    notes = logs.LoopState(lambda: now[0])
     for moment, text in ((50.0, "away"), (51.0, "away"), (52.0, "other"), (50.0 + logs.SAY_AGAIN, "away")):
         now[0] = moment
         notes(text)
@@ -152,17 +152,17 @@ def test_what_all_members_meet_at_once_is_said_once(capsys: pytest.CaptureFixtur
     ],
 )
 def test_where_a_program_runs(member: str, container: str | None, expected: tuple[str, str, bool]) -> None:
-    spot = asyncio.run(inside.spot_of(Played(PODS), "demo", member, container))
+    spot = asyncio.run(in_cluster.spot_of(Played(PODS), "demo", member, container))
     assert (spot.pod, spot.container, spot.is_own) == expected
 
 
 def test_a_container_that_is_not_there_is_told() -> None:
     with pytest.raises(NotFound, match="no container 'oars'"):
-        asyncio.run(inside.spot_of(Played(PODS), "demo", "w", "oars"))
+        asyncio.run(in_cluster.spot_of(Played(PODS), "demo", "w", "oars"))
 
 
 def test_here_and_in_a_pod_is_a_contradiction(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail.guard(lambda: _call(["exec", "demo", "--local", "-c", "x", "--", "ls"])) == UsageError.exit_code
+    assert failures.guard(lambda: _call(["exec", "demo", "--local", "-c", "x", "--", "ls"])) == UsageError.exit_code
     assert "--local means this machine, and --container a pod" in capsys.readouterr().err
 
 
@@ -178,6 +178,6 @@ def test_processes_of_this_machine_have_neither(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept().store.create(intent("demo", spec={"engine": "toy"}), {})
-    assert fail.guard(lambda: _call(words)) == UsageError.exit_code
+    assert failures.guard(lambda: _call(words)) == UsageError.exit_code
     said = capsys.readouterr().err
     assert "The cluster 'demo' runs on this machine." in said and told in said

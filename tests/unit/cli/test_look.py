@@ -14,7 +14,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from oars.cli import config, fail, finding, leftovers, ls, machine, status, why
+from oars.cli import config, failures, leftovers, lookup, ls, machine, status, why
 from oars.cli.main import _call, cli
 from oars.cli.options import kept
 from oars.envs import Environments
@@ -29,7 +29,7 @@ STATUS = Status("demo", "toy", "local", Phase.READY, groups=(GroupStatus("defaul
 
 
 def oars(*args: str) -> int:
-    return fail.guard(lambda: _call(args))
+    return failures.guard(lambda: _call(args))
 
 
 def intent(name: str, **changes: Any) -> Intent:
@@ -113,7 +113,7 @@ def test_kubernetes_is_not_waited_for(
         monkeypatch.setattr(ls, "KUBERNETES_SECONDS", 0.2)
         begun = time.monotonic()
         assert oars("ls") == 0
-        monkeypatch.setattr(finding, "FIND_SECONDS", 0.2)
+        monkeypatch.setattr(lookup, "FIND_SECONDS", 0.2)
         assert oars("status", "demo") == 4
         assert oars("diff", "demo", "--engine", "toy", "--place", "kubernetes") == 4
         assert time.monotonic() - begun < 10

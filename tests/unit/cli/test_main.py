@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from oars.cli import fail
+from oars.cli import failures
 from oars.cli.main import _call, cli
 from oars.cli.options import kept
 from oars.cli.table import COMMANDS
@@ -30,7 +30,7 @@ ENGINES = {"dask", "distributed", "ray", "xorbits", "mars"}
 
 
 def oars(*args: str) -> int:
-    return fail.guard(lambda: _call(args))
+    return failures.guard(lambda: _call(args))
 
 
 def modules(*args: str, **environ: str) -> set[str]:

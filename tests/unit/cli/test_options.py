@@ -10,11 +10,11 @@ import click
 import pytest
 
 from oars.base.errors import NotFound, SpecError, UsageError
-from oars.cli.finding import where_words
+from oars.cli.lookup import where_words
 from oars.cli.options import ClusterOptions, where_options
 from oars.cli.run import _home, run
 from oars.cli.shell import execute
-from oars.client.homes import Where
+from oars.client.backends import Where
 
 EMPTY: dict[str, Any] = dict.fromkeys(["file", "engine", "workers", "cpu", "memory", "image", "option_name"])
 FILE = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from oars.cli import fail
+from oars.cli import failures
 from oars.cli.main import _call
 
 FILE = """
@@ -23,7 +23,7 @@ spec:
 
 def rendered(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tuple[list[dict[str, Any]], str]:
     """The documents, and what is said beside."""
-    assert fail.guard(lambda: _call(["render", *args])) == code
+    assert failures.guard(lambda: _call(["render", *args])) == code
     shown = capsys.readouterr()
     return list(yaml.safe_load_all(shown.out)) if shown.out else [], shown.err
 
@@ -79,7 +79,7 @@ def test_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_texts_of_several_lines_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fail.guard(lambda: _call(["render", "--engine", "dask"])) == 0
+    assert failures.guard(lambda: _call(["render", "--engine", "dask"])) == 0
     assert "head.oars_scheduler.py: |\n" in capsys.readouterr().out
 
 

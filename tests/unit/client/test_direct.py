@@ -17,11 +17,11 @@ from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Kind, Object
 from oars.kube.lease import Elector
-from oars.model import Notes
+from oars.model import LoopState
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace
-from oars.places.kube.pod import Cluster
-from oars.places.kube.root import NOTES, Intent
+from oars.places.kube.render.pod import Cluster
+from oars.places.kube.state.root import NOTES, Intent
 
 LABELS = names.labels("demo", "dask")
 ROOT: Object = {
@@ -188,7 +188,7 @@ def test_a_root_of_others_is_not_written_to() -> None:
     class Writing(Noting):
         async def _once(self, intent: Intent, cluster: Cluster, place: KubePlace, loop: Loop) -> float:
             await super()._once(intent, cluster, place, loop)
-            await place.record(Notes(head_changes=1))
+            await place.record(LoopState(head_changes=1))
             raise AssertionError("it was written")
 
     server = Conflicting()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from oars.client.operated import report_of
-from oars.model import Cause, MemberId, Notes, Retiring
-from oars.places.kube import record
+from oars.client.operator_client import report_of
+from oars.model import Cause, LoopState, MemberId, Retiring
+from oars.places.kube.state import status_codec
 from oars.spec.status import GroupStatus, Phase, Status
 
 CRASH = Cause("CrashLoop", "The head died again and again.", "Read its log: `oars logs NAME head`.", ("Traceback", "x"))
@@ -22,7 +22,7 @@ def resource(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(status: Status, *causes: Cause) -> dict[str, Any]:
-    return record.cr_status(replace(status, generation=1), causes, {}, "now")
+    return status_codec.cr_status(replace(status, generation=1), causes, {}, "now")
 
 
 def test_causes_arrive_with_what_to_do_and_their_lines() -> None:
@@ -41,7 +41,7 @@ def test_an_older_operator_tells_one_cause() -> None:
     status = written(STATUS, CRASH)
     del status["causes"]
     (cause,) = report_of(resource(status), []).causes
-    assert (cause.reason, cause.message) == (CRASH.reason, f"{CRASH.message} {CRASH.todo}")
+    assert (cause.reason, cause.message) == (CRASH.reason, f"{CRASH.message} {CRASH.hint}")
 
 
 def test_nothing_is_wrong() -> None:
@@ -51,8 +51,8 @@ def test_nothing_is_wrong() -> None:
 
 
 def test_draining_is_told_once() -> None:
-    notes = Notes(retiring={MemberId("w"): Retiring(since=0.0, waits_for="a result")})
+    notes = LoopState(retiring={MemberId("w"): Retiring(since=0.0, waits_for="a result")})
     leaving = Cause("Draining", "w is kept until it is safe to remove: a result.", "It goes.")
     status = replace(STATUS, phase=Phase.READY, reason="Draining", message=leaving.message)
-    told = {**written(status, leaving), "notes": record.dump_notes(notes)}
+    told = {**written(status, leaving), "notes": status_codec.dump_notes(notes)}
     assert [cause.reason for cause in report_of(resource(told), []).causes] == ["Draining"]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from oars.control.loop import Loop
 from oars.engines.base import Engine
-from oars.model import Notes, Observed, Retiring, View
+from oars.model import LoopState, Observed, Retiring, View
 from oars.places.base import Place
 from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
 
@@ -18,7 +18,7 @@ class World:
     """Three workers of which one shall go, and an engine that cannot let it go."""
 
     def __init__(self) -> None:
-        self.observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(retiring={VICTIM: Retiring(NOW)}))
+        self.observed = Observed((head(), worker(0), worker(1), worker(2)), LoopState(retiring={VICTIM: Retiring(NOW)}))
 
     async def observe(self) -> Observed:
         return self.observed
@@ -29,7 +29,7 @@ class World:
     def fill(self, text: str) -> str:
         return text
 
-    async def record(self, notes: Notes, *_: Any) -> None:
+    async def record(self, notes: LoopState, *_: Any) -> None:
         self.observed = Observed(self.observed.members, notes)
 
     async def look(self, _: Any) -> View:

@@ -16,7 +16,7 @@ import pytest
 
 from oars.base.errors import EngineUnreachable, SpecError
 from oars.engines.dask import engine
-from oars.engines.dask.texts import BESIDE
+from oars.engines.dask.scripts import HEAD_HELPER
 from oars.model import HEAD, Drained, MemberId, Process, View
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
@@ -213,7 +213,7 @@ class TestDrain:
         answers = asyncio.run(engine.drain(wire, members, force=False))
         assert answers == [Drained(members[0], True), Drained(members[1], False, "1 running task (sleep)")]
         ((script, request),) = wire.asked
-        assert script == BESIDE and request["names"] == members and not request["force"]
+        assert script == HEAD_HELPER and request["names"] == members and not request["force"]
 
     @pytest.mark.parametrize("answer", [None, "", [], {"worker-0": True}, {"worker-0": None}, {"another": ""}])
     def test_nobody_goes_by_an_answer_that_is_not_the_scheduler_s(self, answer: object) -> None:

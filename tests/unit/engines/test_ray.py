@@ -99,7 +99,7 @@ class TestSecurity:
     def test_a_token_by_default_and_only_its_path_is_told(self) -> None:
         made = shape()
         assert made.secrets == ("token",)
-        assert made.page_secret == "token"
+        assert made.dashboard_secret == "token"
         for env in (made.driver_env, made.head.process.env, made.workers[0].process.env):
             assert env["RAY_AUTH_MODE"] == "token"
             assert env["RAY_AUTH_TOKEN_PATH"] == "$(secret.token)"
@@ -108,7 +108,7 @@ class TestSecurity:
     def test_none_is_said_aloud_because_ray_would_take_a_token_it_finds(self) -> None:
         made = shape(ray={"auth": "none"})
         assert made.secrets == ()
-        assert made.page_secret == ""
+        assert made.dashboard_secret == ""
         assert made.driver_env["RAY_AUTH_MODE"] == made.head.process.env["RAY_AUTH_MODE"] == "disabled"
 
     def test_no_usage_is_reported(self) -> None:

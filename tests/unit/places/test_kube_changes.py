@@ -8,9 +8,9 @@ import pytest
 
 from oars import engines
 from oars.operator import crd
-from oars.places.kube.changes import FIXED, MOST_LINES, Change, Effect, compare, lines_between
-from oars.places.kube.describe import describe
-from oars.places.kube.pod import Cluster
+from oars.places.kube.render.changes import FIXED, MOST_LINES, Change, Effect, compare, lines_between
+from oars.places.kube.render.describe import describe
+from oars.places.kube.render.pod import Cluster
 from oars.spec.cluster import ClusterSpec
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from oars.kube.client import Client
 from oars.model import Cause
-from oars.places.kube import evidence, names
-from oars.places.kube.evidence import PAUSE, Evidence, Ground
-from oars.places.kube.why import Snapshot, causes, logs_to_read
-from oars.places.kube.why_deaths import MOST_LOGS, SAMPLES
+from oars.places.kube import names
+from oars.places.kube.why import evidence
+from oars.places.kube.why.deaths import MOST_LOGS, SAMPLES
+from oars.places.kube.why.evidence import PAUSE, Evidence, Ground
+from oars.places.kube.why.explain import Snapshot, causes, logs_to_read
 from tests.unit.places.test_kube_observe import Object, pod
 from tests.unit.places.test_kube_pieces import LOOPING, Clock, Server, numbered, run
 

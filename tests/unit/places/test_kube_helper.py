@@ -10,9 +10,10 @@ import pytest
 
 from oars import engines
 from oars.client.direct import about_lease
-from oars.places.kube import beside, helper, names, render
-from oars.places.kube.describe import describe
-from oars.places.kube.root import Intent
+from oars.places.kube import helper, names
+from oars.places.kube.render import objects, sidecar
+from oars.places.kube.render.describe import describe
+from oars.places.kube.state.root import Intent
 from oars.spec.cluster import ClusterSpec
 
 PATIENCE = 120.0
@@ -133,7 +134,7 @@ def test_it_says_that_it_may_not_remove(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def patient(moment: float, patience: object) -> Answer:
     status, lease = renewed(moment)
-    return status, {**lease, "metadata": {"annotations": {helper.PATIENCE_SAID: patience}}}
+    return status, {**lease, "metadata": {"annotations": {helper.ORPHAN_SECONDS: patience}}}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_the_head_is_the_same_whatever_its_owner_s_time() -> None:
     heads = []
     for orphaned in (0, 60, 7200):
         said = spec.model_copy(update={"lifetime": spec.lifetime.model_copy(update={"orphaned": orphaned})})
-        heads.append(beside.head_and_around(describe("demo", "lab", said, engines.get("dask"), watched=True), True))
+        heads.append(sidecar.head_and_owned(describe("demo", "lab", said, engines.get("dask"), watched=True), True))
     assert heads[0] == heads[1] == heads[2]
     (container,) = [c for c in heads[0][1]["spec"]["template"]["spec"]["containers"] if c["name"] == names.HELPER]
     assert {"name": "OARS_LEASE", "value": "lab/demo-oars"} in container["env"]
@@ -183,10 +184,10 @@ def test_the_head_is_the_same_whatever_its_owner_s_time() -> None:
     [("2m", True, "120"), (1, True, "10"), (0, True, "0"), ("2m", False, None)],
 )
 def test_what_a_client_writes_is_what_the_helper_reads(orphaned: object, tied: bool, said: str | None) -> None:
-    assert names.ORPHANED == helper.PATIENCE_SAID
+    assert names.ORPHANED == helper.ORPHAN_SECONDS
     intent = Intent({"engine": "dask", "lifetime": {"orphaned": orphaned}}, tied=tied)
     root = {"metadata": {"name": "demo-oars", "uid": "root", "labels": {}}, "data": intent.data()}
-    assert about_lease(root)["annotations"].get(helper.PATIENCE_SAID) == said
+    assert about_lease(root)["annotations"].get(helper.ORPHAN_SECONDS) == said
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_what_a_client_writes_is_what_the_helper_reads(orphaned: object, tied: b
 def test_rights_are_given_to_the_account_of_the_head(pod: dict[str, Any], account: str) -> None:
     spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1", "head": {"pod": pod}})
     cluster = describe("demo", "lab", spec, engines.get("dask"), watched=True)
-    head = render.head_deployment(cluster)
-    role, binding = beside.rights(cluster, head)
+    head = objects.head_deployment(cluster)
+    role, binding = sidecar.rights(cluster, head)
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "lab"}]

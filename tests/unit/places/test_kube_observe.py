@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from oars.model import HEAD, MemberState, Role
-from oars.places.kube import names, observe
+from oars.places.kube import names
+from oars.places.kube.state import observe
 
 Object = dict[str, Any]
 STARTED = "2026-11-16T03:00:00Z"
@@ -123,7 +124,7 @@ def test_workers_of_an_older_description_are_a_group_of_their_own() -> None:
 
 
 def test_workers_say_which_head_they_were_started_for() -> None:
-    assert only(pod("w", annotations={names.HEAD_SEEN: "2"})).head == "2"
+    assert only(pod("w", annotations={names.HEAD_EPOCH: "2"})).head == "2"
 
 
 def test_failures_are_those_that_kubernetes_counted() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from oars.base.errors import SpecError
-from oars.places.kube.overlay import merged
+from oars.places.kube.render.overlay import merged
 
 Object = dict[str, Any]
 

@@ -13,11 +13,11 @@ import pytest
 
 from oars.kube.client import Client, Listing
 from oars.kube.kinds import NODE, Kind
-from oars.model import Cause, Notes
+from oars.model import Cause, LoopState
 from oars.places.kube import names
-from oars.places.kube.evidence import LONG_PAUSE, PAUSE, STUCK, UNHEEDED, Evidence, Ground
-from oars.places.kube.root import COUNT_SECONDS, ClusterRoot
-from oars.places.kube.seen import CATCH_UP, Fresh
+from oars.places.kube.state.cache import CATCH_UP, ReadYourWrites
+from oars.places.kube.state.root import COUNT_SECONDS, ClusterRoot
+from oars.places.kube.why.evidence import LONG_PAUSE, PAUSE, STUCK, UNHEEDED, Evidence, Ground
 from oars.spec.status import GroupStatus, Phase, Status
 from tests.unit.places.test_kube_observe import WAITING, Object, pod
 
@@ -180,7 +180,7 @@ def test_the_log_is_that_of_the_container_that_died(where: str, status: Object, 
 
 def test_answers_to_our_writes_hold_until_the_watch_has_caught_up() -> None:
     clock = Clock()
-    fresh = Fresh(clock)
+    fresh = ReadYourWrites(clock)
     old, new = ({"metadata": {"uid": "u", "resourceVersion": version}} for version in ("9", "10"))
     fresh.note(new)
     assert fresh.newest([old]) == [new]
@@ -192,7 +192,7 @@ def test_answers_to_our_writes_hold_until_the_watch_has_caught_up() -> None:
 
 def test_an_answer_does_not_hold_for_ever() -> None:
     clock = Clock()
-    fresh = Fresh(clock)
+    fresh = ReadYourWrites(clock)
     fresh.note({"metadata": {"uid": "u", "resourceVersion": "10"}})
     clock.now += CATCH_UP + 1
     assert fresh.newest([]) == []
@@ -216,8 +216,8 @@ def test_a_start_is_told_in_few_writes() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         for phase, ready in ((Phase.PENDING, 0), (Phase.STARTING, 0), (Phase.STARTING, 2), (Phase.READY, 3)):
-            await kept.save(Notes(), told(phase, ready), ())
-            await kept.save(Notes(), told(phase, ready), ())
+            await kept.save(LoopState(), told(phase, ready), ())
+            await kept.save(LoopState(), told(phase, ready), ())
         assert [body["phase"] for body in server.written] == ["Ready"]
         selector = server.written[0]["selector"]
         assert selector == f"{names.CLUSTER}=demo,{names.GROUP}=default"
@@ -231,8 +231,8 @@ def test_a_long_start_is_told_as_it_goes() -> None:
         kept = root(server, clock)
         for ready in range(3):
             clock.now += COUNT_SECONDS
-            await kept.save(Notes(), told(Phase.STARTING, ready), ())
-            await kept.save(Notes(), told(Phase.STARTING, ready), ())
+            await kept.save(LoopState(), told(Phase.STARTING, ready), ())
+            await kept.save(LoopState(), told(Phase.STARTING, ready), ())
         assert [body["ready"] for body in server.written] == ["0/3", "1/3", "2/3"]
 
     run(story())
@@ -244,7 +244,7 @@ def test_one_of_many_tells_only_that_it_is_ready() -> None:
         kept = root(server, clock, may_tell=False)
         for phase, ready in ((Phase.PENDING, 0), (Phase.STARTING, 1), (Phase.STARTING, 2), (Phase.READY, 3)):
             clock.now += COUNT_SECONDS
-            await kept.save(Notes(), told(phase, ready), ())
+            await kept.save(LoopState(), told(phase, ready), ())
         assert [body["phase"] for body in server.written] == ["Ready"]
 
     run(story())
@@ -256,7 +256,7 @@ def test_what_is_wrong_is_told_at_once_and_as_an_event() -> None:
         kept = root(server, clock, may_tell=False)
         cause = Cause("ImagePull", "The image cannot be pulled.", "Correct its name.")
         wrong = replace(told(Phase.STARTING, 0), reason=cause.reason, message=cause.message)
-        await kept.save(Notes(), wrong, (cause,))
+        await kept.save(LoopState(), wrong, (cause,))
         assert server.written[0]["message"] == "The image cannot be pulled. Correct its name."
         assert (server.written[1]["kind"], server.written[1]["reason"]) == ("Event", "ImagePull")
 
@@ -267,8 +267,8 @@ def test_what_the_loop_must_remember_is_written_before_it_acts() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
-        await kept.save(Notes(), told(Phase.READY, 3), ())
-        await kept.save(Notes(head="b", head_changes=1), None, ())
+        await kept.save(LoopState(), told(Phase.READY, 3), ())
+        await kept.save(LoopState(head="b", head_changes=1), None, ())
         assert server.written[1]["notes"]["headChanges"] == 1
 
     run(story())
@@ -286,14 +286,14 @@ def test_causes_are_told_with_their_lines_and_taken_back() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         long = replace(CRASH, lines=(*(str(number) for number in range(20)), "x" * 1000))
-        await kept.save(Notes(), crashed(), (long,))
+        await kept.save(LoopState(), crashed(), (long,))
         (listed,) = server.written[0]["causes"]
-        assert (listed["reason"], listed["todo"]) == ("CrashLoop", "Read its log.")
+        assert (listed["reason"], listed["hint"]) == ("CrashLoop", "Read its log.")
         assert listed["lines"] == ["13", "14", "15", "16", "17", "18", "19", "x" * 300]
-        await kept.save(Notes(), told(Phase.READY, 3), ())
+        await kept.save(LoopState(), told(Phase.READY, 3), ())
         assert server.written[-1]["causes"] is None
         before = len(server.written)
-        await kept.save(Notes(), told(Phase.READY, 3), ())
+        await kept.save(LoopState(), told(Phase.READY, 3), ())
         assert len(server.written) == before
 
     run(story())
@@ -304,12 +304,12 @@ def test_other_lines_of_the_same_cause_are_no_news() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         quiet = replace(CRASH, lines=())
-        await kept.save(Notes(), crashed(), (quiet,))
+        await kept.save(LoopState(), crashed(), (quiet,))
         server.written.clear()
         for second in range(5):
             clock.now += COUNT_SECONDS
-            await kept.save(Notes(), crashed(), (replace(CRASH, lines=(f"at 10:0{second}",)),))
-            await kept.save(Notes(), crashed(), (quiet,))
+            await kept.save(LoopState(), crashed(), (replace(CRASH, lines=(f"at 10:0{second}",)),))
+            await kept.save(LoopState(), crashed(), (quiet,))
         assert [body["causes"][0]["lines"] for body in server.written] == [["at 10:00"]], "they came, and stay"
 
     run(story())
@@ -318,13 +318,13 @@ def test_other_lines_of_the_same_cause_are_no_news() -> None:
 def test_what_another_operator_told_is_not_told_again() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        await root(server, clock).save(Notes(), crashed(), (CRASH,))
+        await root(server, clock).save(LoopState(), crashed(), (CRASH,))
         status = server.written[0]
         server.written.clear()
         metadata = {"name": "demo", "namespace": "lab", "uid": "u", "generation": 1}
         kept = ClusterRoot(client(server), {"metadata": metadata, "status": status}, clock)
         clock.now += COUNT_SECONDS
-        await kept.save(Notes(), crashed(), (replace(CRASH, lines=("at 10:09",)),))
+        await kept.save(LoopState(), crashed(), (replace(CRASH, lines=("at 10:09",)),))
         assert server.written == []
 
     run(story())
@@ -336,7 +336,7 @@ def test_few_causes_are_told_and_none_that_the_notes_tell() -> None:
         many = [replace(CRASH, message=f"Pod {number} died.") for number in range(9)]
         leaving = Cause("Draining", "w is kept.", "It goes when that is done.")
         course = Cause("Loading", "It takes its course.")
-        await root(server, clock).save(Notes(), crashed(many[0]), (many[0], leaving, course, *many[1:]))
+        await root(server, clock).save(LoopState(), crashed(many[0]), (many[0], leaving, course, *many[1:]))
         assert [cause["message"] for cause in server.written[0]["causes"]] == [f"Pod {n} died." for n in range(5)]
 
     run(story())
@@ -356,7 +356,7 @@ def test_a_refusal_is_told_once_and_taken_back() -> None:
         assert status["message"] == "The operator may not create secrets. Add this rule."
         assert (status["conditions"][0]["status"], status["conditions"][0]["reason"]) == ("False", "RightMissing")
         assert (event["kind"], event["reason"]) == ("Event", "RightMissing")
-        await kept.save(Notes(), told(Phase.STARTING, 0), ())
+        await kept.save(LoopState(), told(Phase.STARTING, 0), ())
         assert (server.written[-1]["reason"], server.written[-1]["causes"]) == ("", None)
 
     run(story())
@@ -366,7 +366,7 @@ def test_what_is_refused_of_a_ready_cluster_leaves_it_so_until_it_shall_change()
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
-        await kept.save(Notes(), told(Phase.READY, 3), ())
+        await kept.save(LoopState(), told(Phase.READY, 3), ())
         await kept.refuse(REFUSED, 1)
         assert "phase" not in server.written[1]
         await kept.refuse(REFUSED, 2)

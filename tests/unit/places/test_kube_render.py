@@ -11,10 +11,11 @@ import pytest
 from oars import engines
 from oars.base.errors import SpecError
 from oars.operator import manifests
-from oars.places.kube import beside, names, render
-from oars.places.kube.describe import HEAD_MEMORY, WORKER_MEMORY, describe
-from oars.places.kube.pod import DEFAULT_CONTAINER, Cluster, cpu_quantity
-from oars.places.kube.values import POD_FIELDS, SCRATCH
+from oars.places.kube import names
+from oars.places.kube.render import objects, sidecar
+from oars.places.kube.render.describe import HEAD_MEMORY, WORKER_MEMORY, describe
+from oars.places.kube.render.pod import DEFAULT_CONTAINER, Cluster, cpu_quantity
+from oars.places.kube.render.values import POD_FIELDS, SCRATCH
 from oars.spec.cluster import ClusterSpec
 
 Object = dict[str, Any]
@@ -26,9 +27,9 @@ def cluster(engine: str = "dask", **spec: Any) -> Cluster:
     return describe("demo", "lab", made, engines.get(engine))
 
 
-def objects(**spec: Any) -> dict[str, Object]:
+def rendered(**spec: Any) -> dict[str, Object]:
     """By kind/name."""
-    return {f"{obj['kind']}/{obj['metadata']['name']}": obj for obj in render.manifests(cluster(**spec))}
+    return {f"{obj['kind']}/{obj['metadata']['name']}": obj for obj in objects.manifests(cluster(**spec))}
 
 
 def pod_of(deployment: Object) -> Object:
@@ -52,7 +53,7 @@ def variables_of(deployment: Object) -> dict[str, str]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_cluster_is_few_objects(engine: str) -> None:
-    found = objects(engine=engine, workers=3)
+    found = rendered(engine=engine, workers=3)
     named = {key for key in found if not key.startswith("ConfigMap/")}
     assert named == {
         "ServiceAccount/demo-oars", "Service/demo-head", "PodDisruptionBudget/demo-head", "NetworkPolicy/demo-oars",
@@ -67,7 +68,7 @@ def test_a_cluster_is_few_objects(engine: str) -> None:
 
 def test_each_group_is_one_deployment() -> None:
     groups = [{"name": "default", "replicas": 2}, {"name": "big", "replicas": 0}]
-    found = objects(workers=groups)
+    found = rendered(workers=groups)
     assert found["Deployment/demo-worker"]["spec"]["replicas"] == 2
     assert found["Deployment/demo-big"]["spec"]["replicas"] == 0
     assert found["Deployment/demo-head"]["spec"]["strategy"] == {"type": "Recreate"}
@@ -75,7 +76,7 @@ def test_each_group_is_one_deployment() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_pods_meet_the_restricted_standard(engine: str) -> None:
-    for key, obj in objects(engine=engine).items():
+    for key, obj in rendered(engine=engine).items():
         if not key.startswith("Deployment/"):
             continue
         spec = pod_of(obj)
@@ -91,7 +92,7 @@ def test_pods_meet_the_restricted_standard(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_requests_and_limits_are_the_same_and_as_said(engine: str) -> None:
-    found = objects(engine=engine, head={"cpu": 0.5, "memory": "3Gi"}, workers=[{"cpu": 2, "memory": "6Gi"}])
+    found = rendered(engine=engine, head={"cpu": 0.5, "memory": "3Gi"}, workers=[{"cpu": 2, "memory": "6Gi"}])
     for name, amounts in {
         "head": {"cpu": "500m", "memory": str(3 * 2**30)},
         "worker": {"cpu": "2", "memory": str(6 * 2**30)},
@@ -100,7 +101,7 @@ def test_requests_and_limits_are_the_same_and_as_said(engine: str) -> None:
 
 
 def test_dask_workers_are_told_what_their_pods_have() -> None:
-    found = objects(workers=[{"cpu": 3, "memory": "6Gi"}])
+    found = rendered(workers=[{"cpu": 3, "memory": "6Gi"}])
     container = container_of(found["Deployment/demo-worker"])
     words = " ".join([*container["command"], json.dumps(container["env"])])
     assert "--nthreads 3" in words
@@ -109,7 +110,7 @@ def test_dask_workers_are_told_what_their_pods_have() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_fact_of_the_pod_that_is_used_is_there_and_no_other(engine: str) -> None:
-    for key, obj in objects(engine=engine).items():
+    for key, obj in rendered(engine=engine).items():
         if key.startswith("Deployment/"):
             container = container_of(obj)
             facts = {entry["name"] for entry in container["env"] if "valueFrom" in entry}
@@ -120,13 +121,13 @@ def test_every_fact_of_the_pod_that_is_used_is_there_and_no_other(engine: str) -
 @pytest.mark.parametrize("engine", ENGINES)
 def test_nothing_of_a_template_is_left_but_what_kubernetes_fills_in(engine: str) -> None:
     facts = {f"$({name})" for name in POD_FIELDS}
-    assert set(re.findall(r"\$\([^)\s]*\)", json.dumps(list(objects(engine=engine).values())))) <= facts
+    assert set(re.findall(r"\$\([^)\s]*\)", json.dumps(list(rendered(engine=engine).values())))) <= facts
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_user_s_variables_are_kubernetes_to_fill_in(engine: str) -> None:
     said = {"PATH_X": "$(HOME)/bin", "ME": "$(POD_IP)", "TEXT": "$$(host)", "OURS": "$(head.host)"}
-    found = objects(engine=engine, env=said)
+    found = rendered(engine=engine, env=said)
     for name in ("head", "worker"):
         variables = variables_of(found[f"Deployment/demo-{name}"])
         assert {key: variables[key] for key in said} == {**said, "OURS": "demo-head"}
@@ -134,7 +135,7 @@ def test_a_user_s_variables_are_kubernetes_to_fill_in(engine: str) -> None:
 
 
 def test_a_user_s_text_in_a_file_is_left_alone() -> None:
-    data = objects(engine="mars", mars={"config": {"path": "$(HOME)/x", "web": {"a": "$(nobody)"}}})[
+    data = rendered(engine="mars", mars={"config": {"path": "$(HOME)/x", "web": {"a": "$(nobody)"}}})[
         "ConfigMap/demo-oars"
     ]
     for key in ("head.config.yml", "default.config.yml"):
@@ -144,17 +145,17 @@ def test_a_user_s_text_in_a_file_is_left_alone() -> None:
 
 
 def test_pods_are_replaced_when_their_files_change() -> None:
-    before, after = (objects(engine="mars", mars={"config": {"a": number}}) for number in (1, 2))
+    before, after = (rendered(engine="mars", mars={"config": {"a": number}}) for number in (1, 2))
     for name in ("head", "worker"):
         old, new = (annotations_of(each[f"Deployment/demo-{name}"]) for each in (before, after))
         assert old[names.FILES] != new[names.FILES]
-    assert annotations_of(objects(engine="mars")["Deployment/demo-head"]) == annotations_of(
-        objects(engine="mars", workers=7)["Deployment/demo-head"]
+    assert annotations_of(rendered(engine="mars")["Deployment/demo-head"]) == annotations_of(
+        rendered(engine="mars", workers=7)["Deployment/demo-head"]
     )
 
 
 def test_pods_without_files_are_not_burdened() -> None:
-    found = objects(engine="ray")
+    found = rendered(engine="ray")
     assert all(
         "annotations" not in found[f"Deployment/demo-{n}"]["spec"]["template"]["metadata"] for n in ("head", "worker")
     )
@@ -162,7 +163,7 @@ def test_pods_without_files_are_not_burdened() -> None:
 
 def test_programs_start_where_they_may_write() -> None:
     mine = {"spec": {"containers": [{"name": "worker", "workingDir": "/data"}]}}
-    found = objects(workers=[{"pod": mine}])
+    found = rendered(workers=[{"pod": mine}])
     assert container_of(found["Deployment/demo-head"])["workingDir"] == SCRATCH
     assert container_of(found["Deployment/demo-worker"])["workingDir"] == "/data"
 
@@ -180,10 +181,10 @@ def test_a_container_s_own_scratch_is_enough_unless_the_user_makes_it_read_only(
         return {"spec": {"containers": [{"name": name, "securityContext": {"readOnlyRootFilesystem": True}}]}}
 
     groups = [{"name": "default"}, {"name": "hard", "pod": hardened("worker")}]
-    found = objects(engine="played", workers=groups)
+    found = rendered(engine="played", workers=groups)
     assert scratch_of(found["Deployment/demo-head"]) == scratch_of(found["Deployment/demo-worker"]) == []
     assert scratch_of(found["Deployment/demo-hard"]) == [{"name": "tmp", "emptyDir": {}}]
-    found = objects(engine="played", head={"pod": hardened("head")}, workers=[{"pod": hardened("sidecar")}])
+    found = rendered(engine="played", head={"pod": hardened("head")}, workers=[{"pod": hardened("sidecar")}])
     assert scratch_of(found["Deployment/demo-head"]) == [{"name": "tmp", "emptyDir": {}}]
     assert scratch_of(found["Deployment/demo-worker"]) == []
 
@@ -193,32 +194,32 @@ def test_scratch_may_be_the_user_s_own_volume() -> None:
     container = {"name": "worker", "volumeMounts": [{"name": "disk", "mountPath": SCRATCH}]}
     for context in ({}, {"securityContext": {"readOnlyRootFilesystem": True}}):
         mine = {"spec": {"volumes": [disk], "containers": [{**container, **context}]}}
-        assert scratch_of(objects(workers=[{"pod": mine}])["Deployment/demo-worker"]) == [disk]
+        assert scratch_of(rendered(workers=[{"pod": mine}])["Deployment/demo-worker"]) == [disk]
 
 
 def test_the_helper_sees_the_head_s_scratch() -> None:
     made = ClusterSpec.model_validate({"engine": "dask", "place": "kubernetes", "image": "team/it:1"})
-    _, head = beside.head_and_around(describe("demo", "lab", made, engines.get("dask"), watched=True), watched=True)
+    _, head = sidecar.head_and_owned(describe("demo", "lab", made, engines.get("dask"), watched=True), watched=True)
     assert scratch_of(head, "head") == scratch_of(head, names.HELPER) == [{"name": "tmp", "emptyDir": {}}]
 
 
 @pytest.mark.parametrize("containers", [{"name": "worker"}, ["worker"], [{"securityContext": []}], "worker"])
 def test_an_overlay_without_sense_is_told_not_taken(containers: object) -> None:
     with pytest.raises(SpecError):
-        objects(workers=[{"pod": {"spec": {"containers": containers}}}])
+        rendered(workers=[{"pod": {"spec": {"containers": containers}}}])
 
 
 def test_only_what_oars_looks_after_has_no_deadline() -> None:
     """`kubectl rollout status` of rendered manifests shall not wait for ever."""
     made = cluster()
-    kept = render.kept_deployment(made, made.shape.workers[0], 3, "demo-worker", "r1", 0)
-    _, head = beside.head_and_around(made, watched=False)
-    assert {d["spec"]["progressDeadlineSeconds"] for d in (kept, head)} == {render.NO_DEADLINE}
-    assert all("progressDeadlineSeconds" not in obj.get("spec", {}) for obj in objects().values())
+    kept = objects.managed_worker_deployment(made, made.shape.workers[0], 3, "demo-worker", "r1", 0)
+    _, head = sidecar.head_and_owned(made, watched=False)
+    assert {d["spec"]["progressDeadlineSeconds"] for d in (kept, head)} == {objects.NO_DEADLINE}
+    assert all("progressDeadlineSeconds" not in obj.get("spec", {}) for obj in rendered().values())
 
 
 def test_deployments_say_whose_pods_they_make() -> None:
-    found = objects(workers=[{"name": "big"}])
+    found = rendered(workers=[{"name": "big"}])
     groups = {
         key: found[key]["metadata"]["labels"][names.GROUP] for key in ("Deployment/demo-head", "Deployment/demo-big")
     }
@@ -247,20 +248,20 @@ GIB = 2**30
 )
 def test_shared_memory_is_what_the_engine_uses(spec: Object, head: int, worker: int) -> None:
     """The 64 MiB that a container has by itself would end in a bus error."""
-    found = objects(**spec, head={"memory": "2Gi"}, workers=[{"memory": "4Gi"}])
+    found = rendered(**spec, head={"memory": "2Gi"}, workers=[{"memory": "4Gi"}])
     assert shared_memory_of(found["Deployment/demo-head"]) == head
     assert shared_memory_of(found["Deployment/demo-worker"]) == worker
 
 
 def test_dask_needs_no_shared_memory() -> None:
     assert all(
-        mount["mountPath"] != "/dev/shm" for mount in container_of(objects()["Deployment/demo-worker"])["volumeMounts"]
+        mount["mountPath"] != "/dev/shm" for mount in container_of(rendered()["Deployment/demo-worker"])["volumeMounts"]
     )
 
 
 @pytest.mark.parametrize("name", ["head", "worker"])
 def test_ray_s_tasks_and_objects_have_the_memory_of_the_pod_together(name: str) -> None:
-    found = objects(engine="ray", head={"memory": "2Gi"}, workers=[{"memory": "2Gi"}])[f"Deployment/demo-{name}"]
+    found = rendered(engine="ray", head={"memory": "2Gi"}, workers=[{"memory": "2Gi"}])[f"Deployment/demo-{name}"]
     told = {word.partition("=")[0]: word.partition("=")[2] for word in container_of(found)["command"]}
     limit = int(container_of(found)["resources"]["limits"]["memory"])
     assert int(told["--object-store-memory"]) == shared_memory_of(found)
@@ -269,24 +270,24 @@ def test_ray_s_tasks_and_objects_have_the_memory_of_the_pod_together(name: str) 
 
 def test_a_default_that_ray_s_object_store_would_fill_is_refused() -> None:
     with pytest.raises(SpecError, match=r"head\.memory must be larger than Ray's object store, which needs 1536Mi"):
-        objects(engine="ray", ray={"objectStoreMemory": "1.5Gi"})
+        rendered(engine="ray", ray={"objectStoreMemory": "1.5Gi"})
 
 
 def test_kubectl_is_told_which_container_is_meant_where_there_are_several() -> None:
     sidecar = {"spec": {"containers": [{"name": "log", "image": "team/log:1"}]}}
-    found = objects(workers=[{"name": "default", "pod": sidecar}])
+    found = rendered(workers=[{"name": "default", "pod": sidecar}])
     assert DEFAULT_CONTAINER not in annotations_of(found["Deployment/demo-head"])
     assert annotations_of(found["Deployment/demo-worker"]) == {DEFAULT_CONTAINER: "worker"}
 
 
 def test_memory_has_a_default_so_that_no_engine_takes_the_whole_node() -> None:
-    found = objects()
+    found = rendered()
     assert container_of(found["Deployment/demo-head"])["resources"]["limits"]["memory"] == str(HEAD_MEMORY)
     assert container_of(found["Deployment/demo-worker"])["resources"]["limits"]["memory"] == str(WORKER_MEMORY)
 
 
 def test_gpus_are_asked_for() -> None:
-    container = container_of(objects(workers=[{"gpu": 2}])["Deployment/demo-worker"])
+    container = container_of(rendered(workers=[{"gpu": 2}])["Deployment/demo-worker"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
@@ -296,17 +297,17 @@ def test_cpu_as_kubernetes_writes_it(cpu: float, text: str) -> None:
 
 
 def test_scripts_find_the_head_by_the_variables_they_know() -> None:
-    container = container_of(objects(engine="ray")["Deployment/demo-worker"])
+    container = container_of(rendered(engine="ray")["Deployment/demo-worker"])
     variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert variables["RAY_HEAD_SERVICE_HOST"] == variables["DEMO_HEAD_SERVICE_HOST"] == "demo-head"
     assert variables["RAY_HEAD_SERVICE_PORT"].isdigit()
-    assert pod_of(objects(engine="ray")["Deployment/demo-worker"])["enableServiceLinks"] is False
+    assert pod_of(rendered(engine="ray")["Deployment/demo-worker"])["enableServiceLinks"] is False
 
 
 def test_the_service_has_the_ports_that_the_head_serves() -> None:
     made = cluster()
-    service = render.service(made)
-    served = {port.default for port in made.shape.head.process.ports if port.served}
+    service = objects.service(made)
+    served = {port.default for port in made.shape.head.process.ports if port.on_service}
     assert {port["port"] for port in service["spec"]["ports"]} == served
     assert service["spec"]["selector"][names.GROUP] == "head"
 
@@ -328,38 +329,38 @@ HOST = {"host": "demo.example.org"}
 )
 def test_only_what_is_exposed_is_open_to_others(engine: str, expose: Object, opened: set[int]) -> None:
     made = cluster(engine, expose=expose)
-    rules = render.network_policy(made)["spec"]["ingress"]
+    rules = objects.network_policy(made)["spec"]["ingress"]
     to_all = {port["port"] for rule in rules if "from" not in rule for port in rule["ports"]}
     assert to_all - {names.HELPER_PORT} == opened  # the helper asks for a token
     to_some = {port["port"] for rule in rules for port in rule.get("ports", ())}
-    assert to_some >= {port.default for port in made.shape.head.process.ports if port.served}
+    assert to_some >= {port.default for port in made.shape.head.process.ports if port.on_service}
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
 def test_the_ingress_leads_to_the_port_that_the_policy_opens(engine: str) -> None:
     made = cluster(engine, expose=HOST)
-    path = render.ingress(made)["spec"]["rules"][0]["http"]["paths"][0]
+    path = objects.ingress(made)["spec"]["rules"][0]["http"]["paths"][0]
     assert {"ports": [{"port": path["backend"]["service"]["port"]["number"], "protocol": "TCP"}]} in (
-        render.network_policy(made)["spec"]["ingress"]
+        objects.network_policy(made)["spec"]["ingress"]
     )
 
 
 def test_a_host_name_makes_an_ingress() -> None:
     expose = {"host": "demo.example.org", "ingressClass": "nginx", "tlsSecret": "cert"}
-    ingress = objects(expose=expose)["Ingress/demo-head"]
+    ingress = rendered(expose=expose)["Ingress/demo-head"]
     assert ingress["spec"]["rules"][0]["host"] == "demo.example.org"
     assert ingress["spec"]["ingressClassName"] == "nginx"
     assert ingress["spec"]["tls"] == [{"hosts": ["demo.example.org"], "secretName": "cert"}]
 
 
 def test_a_namespace_of_its_own_comes_first() -> None:
-    assert next(iter(objects(namespace={"create": True}))) == "Namespace/lab"
+    assert next(iter(rendered(namespace={"create": True}))) == "Namespace/lab"
 
 
 def test_the_revision_of_a_group_changes_with_its_pods_alone() -> None:
     def revision(**spec: Any) -> str:
         made = cluster(**spec)
-        return render.revision_of(made, made.shape.workers[0])
+        return objects.revision_of(made, made.shape.workers[0])
 
     first = revision(workers=2)
     assert revision(workers=2) == first
@@ -374,16 +375,16 @@ def test_the_revision_of_a_group_changes_with_its_pods_alone() -> None:
 def test_a_clash_names_the_group() -> None:
     overlay = {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}
     with pytest.raises(SpecError, match=r"workers\[default\]\.pod\.spec\.containers\[worker\]\.command clashes"):
-        objects(workers=[{"pod": overlay}])
+        rendered(workers=[{"pod": overlay}])
 
 
 def test_no_secret_stands_in_a_manifest() -> None:
-    text = json.dumps(list(objects(engine="ray").values()))
+    text = json.dumps(list(rendered(engine="ray").values()))
     assert "secretName" in text and '"Secret"' not in text
 
 
 def test_the_operator_is_let_through_the_policy() -> None:
-    rules = objects()["NetworkPolicy/demo-oars"]["spec"]["ingress"]
+    rules = rendered()["NetworkPolicy/demo-oars"]["spec"]["ingress"]
     peers = [peer for rule in rules for peer in rule.get("from", ()) if "namespaceSelector" in peer]
     selectors = [peer["podSelector"]["matchLabels"] for peer in peers]
     labels = manifests.deployment(manifests.InstallOptions())["spec"]["template"]["metadata"]["labels"]

@@ -11,10 +11,11 @@ from oars.base.errors import NotFound
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind
-from oars.model import MemberId, Notes, Retiring
-from oars.places.kube import counted, names
-from oars.places.kube.root import ClusterRoot, ConfigMapRoot
-from tests.unit.places.test_kube_counted import Object, resource
+from oars.model import LoopState, MemberId, Retiring
+from oars.places.kube import names
+from oars.places.kube.state import replicas
+from oars.places.kube.state.root import ClusterRoot, ConfigMapRoot
+from tests.unit.places.test_kube_replicas import Object, resource
 
 
 class Server:
@@ -43,7 +44,7 @@ def test_autoscalers_find_the_number_when_all_is_well() -> None:
     asyncio.run(one.settle())
     asyncio.run(one.settle())  # the watches have not brought our own write yet
     (patch,) = server.patches
-    assert patch["spec"] == {"replicas": 3} and patch["metadata"]["annotations"] == {counted.SAID: "default=3"}
+    assert patch["spec"] == {"replicas": 3} and patch["metadata"]["annotations"] == {replicas.SAID: "default=3"}
 
 
 @pytest.mark.parametrize(("refusal", "tries"), [(409, 2), (404, 2)])
@@ -69,7 +70,7 @@ def test_what_agrees_is_left_alone() -> None:
 def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
     """Whoever takes over from an operator that died then would choose others."""
     server = Server(500)
-    one, notes = root(server, resource(2, 3)), Notes(retiring={MemberId("a"): Retiring(1.0)})
+    one, notes = root(server, resource(2, 3)), LoopState(retiring={MemberId("a"): Retiring(1.0)})
     with pytest.raises(ApiError):
         asyncio.run(one.save(notes, None, ()))
     server.refusal = 0
@@ -84,7 +85,7 @@ METADATA = {"name": "demo-oars", "namespace": "n", "uid": "r", "labels": names.l
 def noted(server: Server) -> None:
     """A client writes down who shall go."""
     kept = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
-    asyncio.run(kept.save(Notes(retiring={MemberId("a"): Retiring(1.0)}), None, ()))
+    asyncio.run(kept.save(LoopState(retiring={MemberId("a"): Retiring(1.0)}), None, ()))
 
 
 def test_a_client_writes_to_the_very_object_that_it_looks_after() -> None:

@@ -15,7 +15,7 @@ from oars.base.errors import EngineUnreachable
 from oars.kube.client import Client
 from oars.model import HEAD, Member, MemberId, MemberState, Role
 from oars.places.kube import names
-from oars.places.kube.describe import describe
+from oars.places.kube.render.describe import describe
 from oars.places.kube.wire import KubeWire, Reach
 from oars.spec.cluster import ClusterSpec
 

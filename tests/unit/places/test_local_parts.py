@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, StartFailed
-from oars.model import Cause, Failure, MemberId, Notes, Retiring, Role
-from oars.places.ledger import Book, Entry, read_book, write_book
+from oars.model import Cause, Failure, LoopState, MemberId, Retiring, Role
+from oars.places.ledger import Entry, Ledger, read_ledger, write_ledger
 from oars.places.local import logs, ports
 from oars.places.local.process import boot_id, describe_exit, gone, identify, marked, send
 from oars.places.local.store import Intent, Store
@@ -66,12 +66,12 @@ class TestIdentity:
 
 def test_the_ledger_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
-    assert read_book(path) == Book()
-    notes = Notes({W0: Retiring(1.0, True, "x")}, {W0: Failure(2, 1.0, 3.0, "4", "died", ("a", "b"))})
+    assert read_ledger(path) == Ledger()
+    notes = LoopState({W0: Retiring(1.0, True, "x")}, {W0: Failure(2, 1.0, 3.0, "4", "died", ("a", "b"))})
     entry = Entry(W0, Role.WORKER, "default", 4, "1", 2.0, {"client": 20001}, 99, 5, "boot", "", litter=("/x-$(tag)",))
-    book = Book(notes=notes).with_entry(entry)
-    write_book(path, book)
-    assert read_book(path) == book and book.incarnations == 4
+    book = Ledger(notes=notes).with_entry(entry)
+    write_ledger(path, book)
+    assert read_ledger(path) == book and book.incarnations == 4
     assert path.stat().st_mode & 0o777 == 0o600
     assert book.without(W0).incarnations == 4
 

@@ -11,10 +11,10 @@ from oars.model import (
     Drain,
     Ensure,
     Failure,
+    LoopState,
     MemberId,
     MemberState,
     MemberView,
-    Notes,
     Observed,
     Remove,
     Retiring,
@@ -23,10 +23,10 @@ from oars.model import (
     View,
 )
 from oars.plan import decide as module
-from oars.plan.decide import decide, ready, with_drained
+from oars.plan.decide import decide, ready, with_drain_reply
 from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
 
-NOTHING_NOTED = Notes()
+NOTHING_NOTED = LoopState()
 BUSY, IDLE, HOLDS = MemberView(True), MemberView(True, idle=3.0), MemberView(True, idle=3.0, held=5)
 W0, W1, W2, W3 = (MemberId(f"worker-{n}") for n in range(4))
 
@@ -49,7 +49,7 @@ def test_at_rest_nothing_is_done() -> None:
     observed = Observed((head(), worker(0), worker(1), worker(2)))
     decision = decide(desired(), observed, view_of(observed), NOW)
     assert decision.steps == ()
-    assert decision.notes == Notes()
+    assert decision.notes == LoopState()
     assert decision.again_after == module.RESTING
 
 
@@ -74,7 +74,7 @@ def test_a_dead_worker_is_started_again_at_once_and_its_death_remembered() -> No
 def test_one_that_keeps_dying_waits_longer_each_time(deaths: int, pause: float) -> None:
     before = Failure(deaths, NOW - 1, NOW - 1, "old", "ended")
     dead = replace(worker(1, MemberState.EXITED), started=NOW - 0.5)
-    observed = Observed((head(), worker(0), dead, worker(2)), Notes(failures={W1: before}))
+    observed = Observed((head(), worker(0), dead, worker(2)), LoopState(failures={W1: before}))
     decision = decide(desired(), observed, view_of(observed), NOW)
     assert decision.steps == ()
     assert decision.notes.failures[W1].until == NOW + pause
@@ -86,13 +86,13 @@ def test_one_that_keeps_dying_waits_longer_each_time(deaths: int, pause: float) 
 def test_after_a_good_while_deaths_are_counted_anew() -> None:
     before = Failure(5, NOW - 100, NOW - 90, "old", "ended")
     dead = replace(worker(1, MemberState.EXITED), started=NOW - module.STABLE - 1)
-    observed = Observed((head(), worker(0), dead, worker(2)), Notes(failures={W1: before}))
+    observed = Observed((head(), worker(0), dead, worker(2)), LoopState(failures={W1: before}))
     assert decide(desired(), observed, view_of(observed), NOW).notes.failures[W1].count == 1
 
 
 def test_deaths_long_past_are_forgotten() -> None:
     old = Failure(1, NOW - module.REMEMBER - 1, 0.0, "1", "ended")
-    observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(failures={W1: old}))
+    observed = Observed((head(), worker(0), worker(1), worker(2)), LoopState(failures={W1: old}))
     assert decide(desired(), observed, view_of(observed), NOW).notes.failures == {}
 
 
@@ -115,18 +115,18 @@ def test_workers_that_die_of_the_head_s_death_are_not_blamed() -> None:
 
 def test_a_head_in_back_off_starts_nothing() -> None:
     failure = Failure(4, NOW - 1, NOW + 3, "1", "ended")
-    observed = Observed((head(MemberState.EXITED),), Notes(failures={HEAD: failure}))
+    observed = Observed((head(MemberState.EXITED),), LoopState(failures={HEAD: failure}))
     assert decide(desired(), observed, View(), NOW).steps == ()
 
 
 class TestScaleDown:
     def test_one_that_serves_again_before_it_is_removed_is_drained_again(self) -> None:
         """It was started again meanwhile, or had not joined when it was drained: it may hold something by now."""
-        notes = Notes(retiring={W2: Retiring(NOW, drained=True)})
+        notes = LoopState(retiring={W2: Retiring(NOW, drained=True)})
         observed = Observed((head(), worker(0), worker(1), worker(2)), notes)
         (remove,) = decide(desired(2), observed, view_of(observed), NOW).steps
         assert isinstance(remove, Remove) and names(remove) == (W2,)
-        serving = view_of(replace(observed, notes=Notes()))
+        serving = view_of(replace(observed, notes=LoopState()))
         again = decide(desired(2), observed, serving, NOW)
         assert again.steps == (Drain((W2,)),)
         emptying = replace(observed, notes=again.notes)  # meanwhile it takes no work, and counts as not ready
@@ -141,12 +141,12 @@ class TestScaleDown:
         assert decision.steps == (Drain((W2,)),)
         waiting = replace(observed, notes=decision.notes)
         assert decide(desired(2), waiting, view_of(waiting), NOW + 1).steps == (Drain((W2,)),)
-        drained = replace(observed, notes=with_drained(decision.notes, W2, True, "", NOW))
+        drained = replace(observed, notes=with_drain_reply(decision.notes, W2, True, "", NOW))
         (remove,) = decide(desired(2), drained, view_of(drained), NOW + 2).steps
         assert isinstance(remove, Remove) and names(remove) == (W2,) and remove.grace is None
 
     def test_keeps_the_one_it_cannot_empty(self) -> None:
-        notes = with_drained(Notes(retiring={W2: Retiring(NOW)}), W2, False, "a pinned item", NOW)
+        notes = with_drain_reply(LoopState(retiring={W2: Retiring(NOW)}), W2, False, "a pinned item", NOW)
         observed = Observed((head(), worker(0), worker(1), worker(2)), notes)
         decision = decide(desired(2), observed, view_of(observed), NOW + 1000)
         assert decision.steps == (Drain((W2,)),)
@@ -198,13 +198,13 @@ class TestScaleDown:
         assert isinstance(step, Remove) and names(step) == (W1,)
 
     def test_takes_back_who_is_still_in_service_when_more_are_wanted_again(self) -> None:
-        observed = Observed((head(), worker(0), worker(1), worker(2)), Notes(retiring={W2: Retiring(NOW)}))
+        observed = Observed((head(), worker(0), worker(1), worker(2)), LoopState(retiring={W2: Retiring(NOW)}))
         decision = decide(desired(3), observed, view_of(observed), NOW)
         assert decision.steps == () and decision.notes.retiring == {}
 
     def test_replaces_who_is_drained_already(self) -> None:
         observed = Observed(
-            (head(), worker(0), worker(1), worker(2)), Notes(retiring={W2: Retiring(NOW, drained=True)})
+            (head(), worker(0), worker(1), worker(2)), LoopState(retiring={W2: Retiring(NOW, drained=True)})
         )
         steps = steps_of(observed)
         ensure, remove = steps
@@ -233,15 +233,15 @@ def test_an_answer_about_an_older_incarnation_does_not_count() -> None:
 
 
 def test_what_is_emptied_must_go_even_if_it_was_taken_back() -> None:
-    assert with_drained(Notes(), W0, True, "", NOW).retiring[W0].drained
-    assert with_drained(Notes(), W0, False, "x", NOW) == Notes()
+    assert with_drain_reply(LoopState(), W0, True, "", NOW).retiring[W0].drained
+    assert with_drain_reply(LoopState(), W0, False, "x", NOW) == LoopState()
 
 
 class TestPlacesThatHeal:
     """Kubernetes starts what is missing; only we know that a new head needs new workers."""
 
     @staticmethod
-    def seen(head_is: str, workers_of: str = "0", notes: Notes = NOTHING_NOTED) -> Observed:
+    def seen(head_is: str, workers_of: str = "0", notes: LoopState = NOTHING_NOTED) -> Observed:
         members = (replace(head(), head=head_is), *(replace(worker(n), head=workers_of) for n in range(3)))
         return Observed(members, notes, heals=True)
 
@@ -258,7 +258,7 @@ class TestPlacesThatHeal:
 
     @pytest.mark.parametrize("new", ["b:0", "a:1"], ids=["another pod", "started again in place"])
     def test_a_new_head_gets_new_workers_once(self, new: str) -> None:
-        observed = self.seen(new, notes=Notes(head="a:0"))
+        observed = self.seen(new, notes=LoopState(head="a:0"))
         decision = decide(desired(), observed, view_of(observed), NOW)
         assert (decision.notes.head, decision.notes.head_changes) == (new, 1)
         assert isinstance(decision.steps[-1], Remove) and decision.steps[-1].grace == 0.0
@@ -270,13 +270,13 @@ class TestPlacesThatHeal:
     def test_workers_start_with_the_first_head_but_after_one_that_is_being_replaced(
         self, before: str, started: bool
     ) -> None:
-        observed = self.seen("b:0", notes=Notes(head=before))
+        observed = self.seen("b:0", notes=LoopState(head=before))
         coming = replace(observed, members=(replace(observed.members[0], state=MemberState.WAITING),))
         groups = [step.group.name for step in steps_of(coming) if isinstance(step, Ensure)]
         assert groups == ["head", *(["default"] if started else [])]
 
     def test_who_retires_is_counted_until_it_is_gone(self) -> None:
-        notes = Notes(retiring={worker(2).id: Retiring(NOW)}, head="a:0")
+        notes = LoopState(retiring={worker(2).id: Retiring(NOW)}, head="a:0")
         observed = self.seen("a:0", notes=notes)
         steps = decide(desired(workers=2), observed, view_of(observed), NOW).steps
         ensure = next(step for step in steps[1:] if isinstance(step, Ensure))
@@ -284,7 +284,7 @@ class TestPlacesThatHeal:
 
     def test_an_older_description_of_a_group_goes_when_the_new_one_serves(self) -> None:
         old = [replace(worker(n), id=MemberId(f"old-{n}"), group="default@1", head="0") for n in range(3)]
-        observed = self.seen("a:0", notes=Notes(head="a:0"))
+        observed = self.seen("a:0", notes=LoopState(head="a:0"))
         both = replace(observed, members=(*observed.members, *old))
         assert set(decide(desired(), both, view_of(both), NOW).notes.retiring) == {m.id for m in old}
         half = replace(both, members=(*observed.members[:3], *old))

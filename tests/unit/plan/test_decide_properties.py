@@ -14,17 +14,17 @@ from oars.model import (
     Desired,
     Drain,
     Ensure,
+    LoopState,
     Member,
     MemberId,
     MemberState,
     MemberView,
-    Notes,
     Observed,
     Remove,
     Role,
     View,
 )
-from oars.plan.decide import decide, ready, with_drained
+from oars.plan.decide import decide, ready, with_drain_reply
 from tests.unit.plan.clusters import desired
 
 events = st.lists(
@@ -49,7 +49,7 @@ class World:
     wanted: Desired = field(default_factory=desired)
     now: float = 1000.0
     members: dict[MemberId, Member] = field(default_factory=dict)
-    notes: Notes = field(default_factory=Notes)
+    notes: LoopState = field(default_factory=LoopState)
     incarnations: int = 0
     refuse: bool = False
     silent: bool = False
@@ -106,7 +106,7 @@ class World:
         for member in self.draining & self.members.keys():
             if not self.refuse:
                 self.drained.add(member)
-            self.notes = with_drained(self.notes, member, not self.refuse, "busy" if self.refuse else "", self.now)
+            self.notes = with_drain_reply(self.notes, member, not self.refuse, "busy" if self.refuse else "", self.now)
         self.draining = asked - self.draining
 
     def remove(self, step: Remove) -> None:

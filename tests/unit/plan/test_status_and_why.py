@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from oars.model import HEAD, Failure, MemberId, MemberState, Notes, Observed, Retiring, View
+from oars.model import HEAD, Failure, LoopState, MemberId, MemberState, Observed, Retiring, View
 from oars.plan.status import status
 from oars.plan.why import explain
 from oars.spec.status import Phase, Status
@@ -32,16 +32,16 @@ def status_of(observed: Observed, view: View, running: bool = True) -> Status:
         (Observed((head(),)), False, True, Phase.STARTING, "HeadStarting"),
         (Observed((head(), worker(0))), True, True, Phase.STARTING, ""),
         (Observed(ALL), True, True, Phase.READY, ""),
-        (Observed(ALL, Notes(failures={W0: failure(1)})), True, True, Phase.READY, "Replaced"),
-        (Observed((head(), worker(0, MemberState.EXITED)), Notes(failures={W0: failure(1)})), True, True,
+        (Observed(ALL, LoopState(failures={W0: failure(1)})), True, True, Phase.READY, "Replaced"),
+        (Observed((head(), worker(0, MemberState.EXITED)), LoopState(failures={W0: failure(1)})), True, True,
          Phase.DEGRADED, "WorkerLost"),
-        (Observed((head(), worker(0, MemberState.EXITED)), Notes(failures={W0: failure(3)})), True, True,
+        (Observed((head(), worker(0, MemberState.EXITED)), LoopState(failures={W0: failure(3)})), True, True,
          Phase.DEGRADED, "CrashLoop"),
-        (Observed((head(MemberState.EXITED),), Notes(failures={HEAD: failure(1)})), False, True,
+        (Observed((head(MemberState.EXITED),), LoopState(failures={HEAD: failure(1)})), False, True,
          Phase.DEGRADED, "HeadLost"),
-        (Observed((head(MemberState.EXITED),), Notes(failures={HEAD: failure(3)})), False, True,
+        (Observed((head(MemberState.EXITED),), LoopState(failures={HEAD: failure(3)})), False, True,
          Phase.FAILED, "CrashLoop"),
-        (Observed((*ALL, worker(3)), Notes(retiring={MemberId("worker-3"): Retiring(NOW)})), True, True,
+        (Observed((*ALL, worker(3)), LoopState(retiring={MemberId("worker-3"): Retiring(NOW)})), True, True,
          Phase.READY, "Draining"),
         (Observed(ALL), True, False, Phase.STOPPING, "Stopping"),
         (Observed(), True, False, Phase.STOPPED, ""),
@@ -68,21 +68,21 @@ def test_status_survives_the_way_through_json() -> None:
 
 
 def test_a_replaced_member_still_says_what_became_of_the_one_before() -> None:
-    observed = Observed(ALL, Notes(failures={W0: failure(1)}))
+    observed = Observed(ALL, LoopState(failures={W0: failure(1)}))
     found = {m.id: m for m in status_of(observed, view_of(observed)).members}
     assert found["worker-0"].phase is Phase.READY
     assert "SIGKILL" in found["worker-0"].reason
 
 
 def test_those_who_leave_do_not_count() -> None:
-    observed = Observed(ALL, Notes(retiring={W2: Retiring(NOW, waits_for="a task")}))
+    observed = Observed(ALL, LoopState(retiring={W2: Retiring(NOW, waits_for="a task")}))
     found = status_of(observed, view_of(observed))
     assert found.groups[0].ready == 2
     assert found.members[3].phase is Phase.STOPPING and found.members[3].reason == "a task"
 
 
 @pytest.mark.parametrize(
-    ("line", "cause", "todo"),
+    ("line", "cause", "hint"),
     [
         ("ModuleNotFoundError: No module named 'pandas'", "a Python module is missing: pandas", "packages"),
         ("OSError: [Errno 28] No space left on device", "the disk is full", "Free"),
@@ -92,18 +92,18 @@ def test_those_who_leave_do_not_count() -> None:
         ("something nobody has seen before", "was killed by SIGKILL", "oars logs"),
     ],
 )
-def test_log_lines_are_understood(line: str, cause: str, todo: str) -> None:
-    observed = Observed((head(), worker(0, MemberState.EXITED)), Notes(failures={W0: failure(3, "noise", line)}))
+def test_log_lines_are_understood(line: str, cause: str, hint: str) -> None:
+    observed = Observed((head(), worker(0, MemberState.EXITED)), LoopState(failures={W0: failure(3, "noise", line)}))
     (found, *_) = explain(desired(), observed, view_of(observed))
     assert cause in found.message
-    assert todo in found.todo
+    assert hint in found.hint
     assert found.lines == ("noise", line)
 
 
 def test_a_worker_that_is_kept_says_what_it_waits_for_and_how_to_force_it() -> None:
-    observed = Observed(ALL, Notes(retiring={W2: Retiring(NOW, waits_for="a pinned item")}))
+    observed = Observed(ALL, LoopState(retiring={W2: Retiring(NOW, waits_for="a pinned item")}))
     (found,) = explain(desired(2), observed, view_of(observed))
-    assert "a pinned item" in found.message and "--force" in found.todo
+    assert "a pinned item" in found.message and "--force" in found.hint
 
 
 def test_nothing_to_explain_when_all_is_well() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oars.places.kube.secrets import make_secrets
+from oars.places.kube.state.secrets import make_secrets
 from oars.secure.secrets import cluster_secrets
 
 TLS = {"ca.pem", "cert.pem", "key.pem"}

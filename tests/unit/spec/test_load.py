@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oars.base.errors import NotFound, SpecError
-from oars.base.words import suggest
+from oars.base.text import suggest
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import Manifest, build, dump, load_file, load_text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from oars.base.errors import EngineUnreachable
 from oars.engines.base import Wire, waits_for
-from oars.engines.dask.texts import BESIDE
+from oars.engines.dask.scripts import HEAD_HELPER
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
 IN_SERVICE = ("running", "paused")  # paused: short of memory for the moment, but there
@@ -17,7 +17,7 @@ DRAIN_SECONDS = 50.0  # then workers that could not be emptied are put back in s
 
 
 async def look(wire: Wire) -> View:
-    """One small request to the scheduler (see inside.py)."""
+    """One small request to the scheduler (see head_plugin.py)."""
     try:
         answer = json.loads(await wire.http("dashboard", "/oars/members.json"))
         if _port(answer["address"]) != _port(wire.addresses[HEAD]["client"]):
@@ -46,7 +46,7 @@ def _member(worker: Mapping[str, Any]) -> tuple[MemberId, MemberView]:
 
 
 async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-    """Move results, let running tasks end; see beside.py, which does it inside the scheduler."""
+    """Move results, let running tasks end; see head_helper.py, which does it inside the scheduler."""
     request = {"op": "drain", "names": list(members), "seconds": DRAIN_SECONDS, "force": force}
-    waits = waits_for(await wire.ask(BESIDE, request), members, STRANGER)
+    waits = waits_for(await wire.ask(HEAD_HELPER, request), members, STRANGER)
     return [Drained(member, done=not waits.get(member), waits_for=waits.get(member, "")) for member in members]

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
-from oars.engines.dask.texts import INSIDE, LAUNCH
+from oars.engines.dask.scripts import HEAD_PLUGIN, LAUNCH
 from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
 HEAD_PORTS = (Port("client", 8786), Port("dashboard", 8787))
-WORKER_PORTS = (Port("http", 8788, served=False),)
+WORKER_PORTS = (Port("http", 8788, on_service=False),)
 HEAD_PROBE, WORKER_PROBE = Probe("dashboard", "/health"), Probe("http", "/health")
 # Read by launch.py: which incarnation a worker shall say it is, and where it sees that the scheduler is there.
 FOR_LAUNCH = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
@@ -83,7 +83,7 @@ def shape(spec: ClusterSpec) -> Shape:
         endpoints={"client": _address(spec), "dashboard": "http://$(head.host):$(head.dashboard)/status"},
         secrets=("tls",) if _encrypted(spec) else (),
         image="ghcr.io/dask/dask:2026.8.0-py3.11",
-        asks=True,
+        needs_helper=True,
         driver_env=_client_env(spec),
     )
 
@@ -102,7 +102,7 @@ def _head(spec: ClusterSpec) -> Group:
         name="head",
         role=Role.HEAD,
         replicas=1,
-        process=_process(spec, arguments, spec.head.env, HEAD_PORTS, {"oars_scheduler.py": INSIDE}),
+        process=_process(spec, arguments, spec.head.env, HEAD_PORTS, {"oars_scheduler.py": HEAD_PLUGIN}),
         resources=Resources(cpu=spec.head.cpu, memory=spec.head.memory),
     )
 

@@ -1,7 +1,7 @@
 """Starts one Mars process, supervisor or worker, in the engine's environment: standard library and Mars only, nothing
 of Oars. Run as a script, by itself or forked from a Python that has imported Mars already:
 
-    launch.py -- DISTRIBUTION ROLE WHO DIRECTORY [--inside FILE | --joined HOST:PORT] MARS' OWN ARGUMENTS…
+    launch.py -- DISTRIBUTION ROLE WHO DIRECTORY [--plugin FILE | --joined HOST:PORT] MARS' OWN ARGUMENTS…
 
 What it adds to Mars' own command:
 - its sub-processes are forked from a copy of this one, taken before any loop or thread of Mars runs: Mars is imported
@@ -37,7 +37,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-INSIDE = "oars_mars_inside"  # the name under which the supervisor's web server finds our handlers
+HEAD_PLUGIN = "oars_mars_inside"  # the name under which the supervisor's web server finds our handlers
 CONNECT_SECONDS = 10.0
 SOCKET_ROOM = 50  # what Mars and multiprocessing append to a directory to name a socket; the kernel allows 107 in all
 LIBRARIES = ("tensor", "dataframe", "learn", "remote")
@@ -55,7 +55,7 @@ def main() -> None:
     for name in (f"deploy.oscar.{role}", *LIBRARIES):
         part(parts["mars"], name)  # before anything is forked from here, unless we were forked from where it is loaded
     joined = ""
-    if arguments[0] == "--inside":
+    if arguments[0] == "--plugin":
         install_handlers(arguments[1])
         arguments = arguments[2:]
     elif arguments[0] == "--joined":
@@ -87,10 +87,10 @@ def short(directory: str) -> str:
 
 def install_handlers(path: str) -> None:
     """Makes a file a module that the web server can discover by name."""
-    spec = importlib.util.spec_from_file_location(INSIDE, path)
+    spec = importlib.util.spec_from_file_location(HEAD_PLUGIN, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[INSIDE] = module
+    sys.modules[HEAD_PLUGIN] = module
     spec.loader.exec_module(module)
 
 

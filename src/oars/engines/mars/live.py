@@ -1,4 +1,4 @@
-"""Ask the running supervisor: who is there, and who may leave. It has pages for that of our own making (inside.py)."""
+"""Asks the running supervisor, through the HTTP handlers of head_plugin.py, which workers it knows and drains them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _corrections(wire: Wire, nodes: Mapping[str, Any]) -> dict[str, dict[str, st
 
 
 async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-    """One step further for each of them; see inside.py for the steps."""
+    """One step further for each of them; see head_plugin.py for the steps."""
     known = wire.addresses
     addresses = {member: known[member]["worker"] for member in members if "worker" in known.get(member, ())}
     request = json.dumps({"workers": list(addresses.values()), "force": force}).encode()

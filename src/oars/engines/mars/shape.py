@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
-from oars.engines.mars.texts import INSIDE, LAUNCH
+from oars.engines.mars.scripts import HEAD_PLUGIN, LAUNCH
 from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # this module is also imported where there is no pydantic
@@ -84,14 +84,14 @@ def _supervisor(spec: ClusterSpec) -> Process:
     """As many processes as it has processors; the first serves the web and is enough for most."""
     sub_ports = _sub_ports(math.ceil(spec.head.cpu) - 1)
     arguments = (
-        "--inside", "$(file.inside.py)",
+        "--plugin", "$(file.head_plugin.py)",
         "-e", "$(host):$(port.supervisor)", *_port_list(sub_ports), "--n-process", str(len(sub_ports)),
     )  # fmt: skip
     return Process(
         argv=_argv(spec, "supervisor", arguments),
         env=_env(spec, spec.head.env, _head_resources(spec.head)),
         ports=(Port("supervisor", SUPERVISOR_PORT), Port("web", WEB_PORT), *sub_ports),
-        files={"launch.py": LAUNCH, "inside.py": INSIDE, "config.yml": _config(spec, WEB)},
+        files={"launch.py": LAUNCH, "head_plugin.py": HEAD_PLUGIN, "config.yml": _config(spec, WEB)},
         probe=Probe("web", "/api/cluster/nodes?role=0"),
         **_common(spec, "supervisor"),
     )
@@ -150,7 +150,7 @@ def _preload(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _sub_ports(count: int) -> tuple[Port, ...]:
-    return tuple(Port(f"sub{number}", FIRST_SUB_PORT + number, served=False) for number in range(max(0, count)))
+    return tuple(Port(f"sub{number}", FIRST_SUB_PORT + number, on_service=False) for number in range(max(0, count)))
 
 
 def _port_list(ports: tuple[Port, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Asks a running Ray: who is there, and may this one go. Through beside.py; no Ray in here."""
+"""Asks a running Ray: who is there, and may this one go. Through head_helper.py; no Ray in here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from oars.base.errors import EngineUnreachable
 from oars.engines.base import Wire
+from oars.engines.ray.scripts import HEAD_HELPER
 from oars.engines.ray.shape import INCARNATION_LABEL, MEMBER_LABEL
-from oars.engines.ray.texts import BESIDE
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
 Node = Mapping[str, Any]
@@ -29,7 +29,7 @@ async def look(wire: Wire) -> View:
 async def _nodes(wire: Wire) -> list[Node]:
     """The raylets of ours that are alive. Of a member that was just replaced both may be, for a moment: the newer
     one counts."""
-    nodes = await wire.ask(BESIDE, {"op": "nodes", "address": _address(wire)})
+    nodes = await wire.ask(HEAD_HELPER, {"op": "nodes", "address": _address(wire)})
     ours = [node for node in nodes if MEMBER_LABEL in node["labels"]]
     return sorted(ours, key=lambda node: _is_current(wire, node))
 
@@ -63,7 +63,7 @@ async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequenc
     nodes = {node["labels"][MEMBER_LABEL]: node for node in await _nodes(wire) if _is_current(wire, node)}
     ids = [nodes[member]["node"] for member in members if member in nodes]
     request = {"op": "drain", "address": _address(wire), "nodes": ids, "force": force}
-    accepted = await wire.ask(BESIDE, request) if ids else {}
+    accepted = await wire.ask(HEAD_HELPER, request) if ids else {}
     return [_drained(member, nodes.get(member), accepted, force) for member in members]
 
 

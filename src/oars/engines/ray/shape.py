@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
-from oars.engines.ray.texts import LAUNCH
+from oars.engines.ray.scripts import LAUNCH
 from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # the user's half also runs where there is no pydantic
@@ -24,12 +24,12 @@ RESERVED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 
 # Every raylet listens on these. All are fixed: agents that choose for themselves make the raylet wait for them.
 NODE_PORTS = (
-    Port("node-manager", 6380, served=False),
-    Port("object-manager", 6381, served=False),
-    Port("runtime-env", 6382, served=False),
-    Port("agent-grpc", 6383, served=False),
-    Port("agent", 52365, served=False),
-    Port("metrics", 8080, served=False),
+    Port("node-manager", 6380, on_service=False),
+    Port("object-manager", 6381, on_service=False),
+    Port("runtime-env", 6382, on_service=False),
+    Port("agent-grpc", 6383, on_service=False),
+    Port("agent", 52365, on_service=False),
+    Port("metrics", 8080, on_service=False),
 )
 # Users of Ray on Kubernetes know the first port by the name of what listened there once.
 HEAD_PORTS = (
@@ -113,9 +113,9 @@ def shape(spec: ClusterSpec) -> Shape:
             **dashboard,
         },
         secrets=("token",) if spec.ray.auth == "token" else (),
-        page_secret="token" if dashboard and spec.ray.auth == "token" else "",
+        dashboard_secret="token" if dashboard and spec.ray.auth == "token" else "",
         image="rayproject/ray:2.60.0-py311",
-        asks=True,
+        needs_helper=True,
         driver_env=_driver_env(spec),
         outside_env={"RAY_ADDRESS": OUTSIDE},
     )

@@ -1,7 +1,7 @@
 """Runs beside the head, in its image and with its environment: standard library only. Two duties:
 
 - It answers those who look after the cluster: POST /ask {"script": text, "request": {…}} has the script (an engine's
-  beside.py) answer the request, {"ok": …} or {"error": "…"}. Whoever asks must know the cluster's token.
+  head_helper.py) answer the request, {"ok": …} or {"error": "…"}. Whoever asks must know the cluster's token.
 - Where no operator looks after the cluster it watches a Lease that the cluster's owner renews. When the owner has
   been silent for too long it deletes the object on which all others hang, and so itself.
 """
@@ -28,7 +28,7 @@ TOKEN_FILE = "/etc/oars/secrets/control"
 MAX_BODY = 4 * 2**20
 LOOK_SECONDS = 5.0
 PATIENCE = 120.0  # until the Lease says another
-PATIENCE_SAID = "oars.dev/orphaned"  # annotation of the Lease; not of this pod, which would go if it changed
+ORPHAN_SECONDS = "oars.dev/orphaned"  # annotation of the Lease; not of this pod, which would go if it changed
 
 
 class Scripts:
@@ -136,12 +136,12 @@ class Owner:
 def patience_said(lease: Any, before: float) -> float:
     """Seconds for which an owner may be silent, as the Lease has it now. 0: for ever."""
     try:
-        return float((lease.get("metadata", {}).get("annotations") or {})[PATIENCE_SAID])
+        return float((lease.get("metadata", {}).get("annotations") or {})[ORPHAN_SECONDS])
     except (KeyError, ValueError):
         return before
 
 
-class Voice:
+class OnceLogger:
     """Says what is wrong once, not at every look."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Voice:
 
 
 def watch_owner(namespace: str, name: str, patience: float = PATIENCE) -> None:
-    owner, voice = Owner(time.monotonic()), Voice()
+    owner, voice = Owner(time.monotonic()), OnceLogger()
     while True:
         time.sleep(min(LOOK_SECONDS, patience / 4 or LOOK_SECONDS))  # the one thing to await is that nothing happens
         status, lease = call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
@@ -175,7 +175,7 @@ def watch_owner(namespace: str, name: str, patience: float = PATIENCE) -> None:
             remove(namespace, name, voice)
 
 
-def remove(namespace: str, name: str, voice: Voice) -> None:
+def remove(namespace: str, name: str, voice: OnceLogger) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
     status, answer = call("DELETE", path, {"propagationPolicy": "Background"})
     if status == 403:

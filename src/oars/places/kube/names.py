@@ -8,12 +8,12 @@ from typing import Any
 from oars.model import HEAD
 
 Object = dict[str, Any]
-Which = tuple[str, str]  # kind, name
+KindAndName = tuple[str, str]  # kind, name
 
 CLUSTER = "oars.dev/cluster"
 GROUP = "oars.dev/group"  # a worker group's name; no such group may be called head
 REVISION = "oars.dev/revision"  # of a worker group's template; another one means another Deployment
-HEAD_SEEN = "oars.dev/head"  # annotation of workers: the head's incarnation that they were started for
+HEAD_EPOCH = "oars.dev/head"  # annotation of workers: the head's incarnation that they were started for
 APPLIED = "oars.dev/applied"  # annotation: what we asked for, in short, so that nothing is written twice
 ROLLOUT = "deployment.kubernetes.io/revision"  # annotation of a Deployment: how many descriptions it has had
 FILES = "oars.dev/files"  # annotation of pods that mount files of the engine: their content, in short
@@ -64,7 +64,7 @@ def pod_labels(cluster: str, group: str = HEAD) -> dict[str, str]:
     return {CLUSTER: cluster, GROUP: group}
 
 
-def which(obj: Mapping[str, Any]) -> Which:
+def kind_and_name(obj: Mapping[str, Any]) -> KindAndName:
     return str(obj["kind"]), str(obj["metadata"]["name"])
 
 

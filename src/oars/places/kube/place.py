@@ -10,21 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from oars.base.log import get_logger, pairs
-from oars.base.words import listed
+from oars.base.text import listed
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import DEPLOYMENT, INGRESS, POD, Object
-from oars.model import HEAD, Cause, Desired, Ensure, Group, Member, MemberId, Notes, Observed, Remove, Role
-from oars.places.kube import beside, names, observe, render
-from oars.places.kube.around import Around
-from oars.places.kube.asked import Asked, group_words, head_words
-from oars.places.kube.evidence import Evidence, Ground
-from oars.places.kube.guard import Guard
-from oars.places.kube.pod import Cluster, revision
-from oars.places.kube.refused import Taken, cause_of, is_about_roles
-from oars.places.kube.secrets import ensure_secret
-from oars.places.kube.seen import Fresh, Seen
-from oars.places.kube.waiting import Waiting
+from oars.model import HEAD, Cause, Desired, Ensure, Group, LoopState, Member, MemberId, Observed, Remove, Role
+from oars.places.kube import names
+from oars.places.kube.disruption_budget import BudgetTimer
+from oars.places.kube.render import objects, sidecar
+from oars.places.kube.render.fingerprint import Fingerprint, group_fingerprint, head_fingerprint
+from oars.places.kube.render.pod import Cluster, revision
+from oars.places.kube.scale_down import Waiting
+from oars.places.kube.state import observe
+from oars.places.kube.state.cache import ReadYourWrites, Seen
+from oars.places.kube.state.owned_objects import OwnedObjects
+from oars.places.kube.state.secrets import ensure_secret
+from oars.places.kube.why.api_errors import Taken, cause_of, is_about_roles
+from oars.places.kube.why.evidence import Evidence, Ground
 from oars.places.kube.wire import KubeWire, Reach
 from oars.spec.status import Phase, Status
 
@@ -41,13 +43,13 @@ class Root(Protocol):
         """A reference to it, for the others."""
 
     @property
-    def notes(self) -> Notes: ...
+    def notes(self) -> LoopState: ...
 
     @property
     def was_ready(self) -> bool:
         """Whether the cluster was last told to be ready."""
 
-    async def save(self, notes: Notes, status: Status | None, causes: tuple[Cause, ...]) -> None:
+    async def save(self, notes: LoopState, status: Status | None, causes: tuple[Cause, ...]) -> None:
         """Writes only what changed."""
 
     async def settle(self) -> None:
@@ -76,7 +78,7 @@ class KubePlace:
         self._client = setting.client
         self._cluster = cluster
         self._clock = clock
-        self._pods, self._deployments = Fresh(), Fresh()
+        self._pods, self._deployments = ReadYourWrites(), ReadYourWrites()
         ground = setting.ground or Ground(setting.client)
         self._evidence = Evidence(setting.client, cluster.namespace, ground)
         self._refusals: tuple[Cause, ...] = ()
@@ -85,11 +87,11 @@ class KubePlace:
         self._notes = setting.root.notes
         self._watched = setting.watched
         self._token = ""
-        self._around = Around(setting.client, setting.seen, setting.root.owner, clock)
+        self._around = OwnedObjects(setting.client, setting.seen, setting.root.owner, clock)
         told, ready = setting.mode == "operator", setting.root.was_ready
-        self._guard = Guard(cluster.name, self._around, clock, told=told, ready=ready, is_busy=setting.is_busy)
+        self._guard = BudgetTimer(cluster.name, self._around, clock, told=told, ready=ready, is_busy=setting.is_busy)
         # What the description comes to; rendering it in every pass would be dear.
-        self._rendered: dict[object, Asked] = {}
+        self._rendered: dict[object, Fingerprint] = {}
         self._revision_of: dict[object, str] = {}
 
     def describe(self, cluster: Cluster) -> None:
@@ -114,7 +116,7 @@ class KubePlace:
             self._evidence.forget()
         causes = (*self._refusals, *found, *self._waits)
         self._refusals = self._waits = ()
-        remarks = (beside.UNWATCHED,) if self._setting.watched and not self._watched else ()
+        remarks = (sidecar.UNWATCHED,) if self._setting.watched and not self._watched else ()
         notes = replace(self._notes, failures=failures)
         return Observed(members, notes, heals=True, causes=causes, remarks=remarks)
 
@@ -123,25 +125,25 @@ class KubePlace:
         live = self._deployment(names.head(self._cluster.name))
         if live is None:
             return False
-        asked, wanted = Asked.of(live), self._head_asked()
+        asked, wanted = Fingerprint.of(live), self._head_asked()
         return (not asked.covers(wanted) and asked.words != wanted.words) or not observe.is_rolled_out(live)
 
-    def _head_asked(self) -> Asked:
+    def _head_asked(self) -> Fingerprint:
         if HEAD not in self._rendered:
             around, wanted = self._render_head(watched=self._watched)
             if self._watched:
                 others, unwatched = self._render_head(watched=False)
                 live = self._deployment(names.head(self._cluster.name))
-                if live is not None and Asked.of(live).mark == unwatched.mark:
+                if live is not None and Fingerprint.of(live).mark == unwatched.mark:
                     # By somebody who could not have it watched. Another head would cost all that the cluster holds.
                     self._watched, around, wanted = False, others, unwatched
             self._around.expect(around)
             self._rendered[HEAD] = wanted
         return self._rendered[HEAD]
 
-    def _render_head(self, *, watched: bool) -> tuple[list[Object], Asked]:
-        around, head = beside.head_and_around(self._cluster, watched)
-        return around, Asked(revision({"around": around, "head": head}), head_words(self._cluster))
+    def _render_head(self, *, watched: bool) -> tuple[list[Object], Fingerprint]:
+        around, head = sidecar.head_and_owned(self._cluster, watched)
+        return around, Fingerprint(revision({"around": around, "head": head}), head_fingerprint(self._cluster))
 
     def pods(self) -> list[Object]:
         return self._pods.newest(self._setting.seen.pods())
@@ -161,13 +163,13 @@ class KubePlace:
     def _revision(self, group: Group) -> str:
         key = (group.name, self._notes.head_changes)
         if key not in self._revision_of:
-            self._revision_of[key] = self._revision_of_kin(group) or render.revision_of(self._cluster, group)
+            self._revision_of[key] = self._revision_of_kin(group) or objects.revision_of(self._cluster, group)
         return self._revision_of[key]
 
     def _revision_of_kin(self, group: Group) -> str:
         """Of workers that another version of Oars made from the same words; they stay."""
-        wanted = Asked("", group_words(self._cluster, group, self._notes.head_changes))
-        kin = [d for d in self._of_group(group) if Asked.of(d).is_kin(wanted)]
+        wanted = Fingerprint("", group_fingerprint(self._cluster, group, self._notes.head_changes))
+        kin = [d for d in self._of_group(group) if Fingerprint.of(d).same_spec_older_oars(wanted)]
         return str(kin[0]["metadata"]["labels"][names.REVISION]) if kin else ""
 
     # ensure
@@ -176,9 +178,9 @@ class KubePlace:
         try:
             if step.group.role is Role.HEAD:
                 await self._ensure_head()
-                await self._put_right()
+                await self._collect_leftovers()
             else:
-                await self._ensure_workers(step.group, self._unlowered(step.group, len(step.members)))
+                await self._ensure_workers(step.group, self._never_below_retiring(step.group, len(step.members)))
         except (ApiError, Taken) as error:
             self._refused(error)
 
@@ -194,9 +196,9 @@ class KubePlace:
         asked = self._is_asked(name, HEAD)
         if asked and self._around.is_whole():
             return
-        around, head = beside.head_and_around(cluster, self._watched)
+        around, head = sidecar.head_and_owned(cluster, self._watched)
         try:
-            await self._surround([obj for obj in around if not asked or self._around.is_lost(names.which(obj))])
+            await self._surround([obj for obj in around if not asked or self._around.is_lost(names.kind_and_name(obj))])
         except ApiError as error:
             if error.status != 403 or not self._watched or not is_about_roles(error):
                 raise
@@ -218,7 +220,7 @@ class KubePlace:
         )
         for account in first:
             await self._around.apply(account)
-        await asyncio.gather(self.know_token(), *map(self._around.apply, others))
+        await asyncio.gather(self.ensure_helper_token(), *map(self._around.apply, others))
 
     async def _ensure_workers(self, group: Group, count: int) -> None:
         name = self._name(group, self._revision(group))
@@ -228,16 +230,20 @@ class KubePlace:
         key = (name, count, changes)
         if counted and self._is_asked(name, key):
             return
-        deployment = render.kept_deployment(self._cluster, group, count, name, self._revision(group), changes)
-        wanted = self._rendered[key] = Asked(revision(deployment), group_words(self._cluster, group, changes))
+        deployment = objects.managed_worker_deployment(
+            self._cluster, group, count, name, self._revision(group), changes
+        )
+        wanted = self._rendered[key] = Fingerprint(
+            revision(deployment), group_fingerprint(self._cluster, group, changes)
+        )
         if counted and self._is_asked(name, key):
             return
-        if live is not None and Asked.of(live).is_kin(wanted):
+        if live is not None and Fingerprint.of(live).same_spec_older_oars(wanted):
             await self._count(name, count)
         else:
             await self._ask(deployment, wanted)
 
-    def _unlowered(self, group: Group, count: int) -> int:
+    def _never_below_retiring(self, group: Group, count: int) -> int:
         """While workers are on their way out only `remove` lowers, which says who goes. Fewer were seen than there are
         if a watch lags, and a ReplicaSet that is lowered by it would take any."""
         live = self._deployment(self._name(group, self._revision(group)))
@@ -262,9 +268,9 @@ class KubePlace:
 
     def _is_asked(self, name: str, key: object) -> bool:
         live, wanted = self._deployment(name), self._rendered.get(key)
-        return live is not None and wanted is not None and Asked.of(live).covers(wanted)
+        return live is not None and wanted is not None and Fingerprint.of(live).covers(wanted)
 
-    async def _ask(self, deployment: Object, wanted: Asked) -> None:
+    async def _ask(self, deployment: Object, wanted: Fingerprint) -> None:
         name = deployment["metadata"]["name"]
         rollout = observe.annotation(self._deployment(name) or {"metadata": {}}, names.ROLLOUT) or "1"
         # The second is what its controller would write with a write of its own.
@@ -277,7 +283,7 @@ class KubePlace:
         body = {"spec": {"replicas": count}}
         self._deployments.note(await self._client.patch(DEPLOYMENT, name, self._cluster.namespace, body))
 
-    async def _put_right(self) -> None:
+    async def _collect_leftovers(self) -> None:
         """Chosen pods that outlived the lowering of their Deployment go now, as do Deployments that stay empty."""
         for deployment in self.deployments():
             labels = deployment["metadata"]["labels"]
@@ -299,16 +305,16 @@ class KubePlace:
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         chosen = [pods[member] for member in step.members if member in pods]
         if step.grace == 0.0:
-            await self._leave_behind(chosen)
+            await self._drop_obsolete(chosen)
             return
         waits = []
         for deployment in self.deployments():
             victims = [pod for pod in chosen if observe.is_of(pod, deployment)]
             if victims:
-                waits += await self._lower(desired, deployment, victims)
+                waits += await self._scale_down(desired, deployment, victims)
         self._waits = tuple(waits)
 
-    async def _leave_behind(self, lost: list[Object]) -> None:
+    async def _drop_obsolete(self, lost: list[Object]) -> None:
         """Workers of a lost head are replaced by their Deployment, whose template has changed: what we delete now it
         would restore. One that is itself of an older description goes, and they with it."""
         for deployment in self.deployments():
@@ -319,7 +325,7 @@ class KubePlace:
         await self._client.delete(DEPLOYMENT, deployment["metadata"]["name"], self._cluster.namespace)
         self._deployments.forget(deployment["metadata"]["uid"])
 
-    async def _lower(self, desired: Desired, deployment: Object, victims: list[Object]) -> list[Cause]:
+    async def _scale_down(self, desired: Desired, deployment: Object, victims: list[Object]) -> list[Cause]:
         going = {pod["metadata"]["name"] for pod in victims}
         if waits := self._waiting.cause(desired, deployment, self.pods(), going):
             return [waits]
@@ -363,9 +369,9 @@ class KubePlace:
         wire.token = self._token
         return wire
 
-    async def know_token(self) -> None:
+    async def ensure_helper_token(self) -> None:
         """The helper's token, from the cluster's Secret, which is made if it is not there."""
-        if render.needs_secret(self._cluster) and not self._token:
+        if objects.needs_secret(self._cluster) and not self._token:
             self._token = await ensure_secret(self._client, self._cluster, self._setting.root.owner)
 
     def _head_pod(self, members: tuple[Member, ...]) -> str:
@@ -377,7 +383,7 @@ class KubePlace:
         pod, container = (self._head_pod(members), "head") if member == HEAD else (member, "worker")
         return self._client.logs(pod, self._cluster.namespace, container=container, follow=follow, tail=tail)
 
-    async def record(self, notes: Notes, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
+    async def record(self, notes: LoopState, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
         self._notes = notes
         shown = replace(status, mode=self._setting.mode, namespace=self._cluster.namespace) if status else None
         await self._setting.root.save(notes, shown, causes)
@@ -391,7 +397,7 @@ class KubePlace:
         try:
             await self._setting.root.settle()
             if budget:
-                await self._around.apply(render.disruption_budget(self._cluster))
+                await self._around.apply(objects.disruption_budget(self._cluster))
                 self._guard.asked()
         except (ApiError, Taken) as error:
             self._refused(error)

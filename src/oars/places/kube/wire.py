@@ -13,7 +13,7 @@ from oars.kube.streams import Forwarder
 from oars.model import HEAD, Member, MemberId, Port, Role, Shape
 from oars.places.http import FAULTS, answered, request, words
 from oars.places.kube import names
-from oars.places.kube.values import head_values, secret_files
+from oars.places.kube.render.values import head_values, secret_files
 from oars.plan.fill import fill
 
 DIAL_SECONDS = 1.0

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from oars.places.ledger import read_book
+from oars.places.ledger import read_ledger
 from oars.places.local.store import ClusterDir
 from oars.plan.fill import fill
 
@@ -22,7 +22,7 @@ def clear_away(litter: Iterable[str], tag: str) -> None:
 def clear_away_all(directory: ClusterDir) -> None:
     """Of a whole cluster whose processes are gone and that nobody looks after."""
     tag = directory.read_intent().tag("*")
-    for entry in read_book(directory.ledger_file).entries.values():
+    for entry in read_ledger(directory.ledger_file).entries.values():
         clear_away(entry.litter, tag)
 
 

@@ -20,21 +20,21 @@ from oars.model import (
     Desired,
     Ensure,
     Group,
+    LoopState,
     Member,
     MemberId,
     MemberState,
-    Notes,
     Observed,
     Process,
     Remove,
     Role,
 )
-from oars.places.ledger import Book, Entry, locked, read_book, write_book
+from oars.places.ledger import Entry, Ledger, locked, read_ledger, write_ledger
 from oars.places.local import logs
+from oars.places.local.launcher import Launcher
 from oars.places.local.litter import clear_away
 from oars.places.local.ports import can_be_taken_again, free_ports
 from oars.places.local.process import ExitWatch, Identity, gone, identify, marked, send
-from oars.places.local.starter import Starter
 from oars.places.local.store import ClusterDir, Intent
 from oars.places.local.values import HOST, member_values
 from oars.places.local.wire import Helpers, LocalWire
@@ -57,9 +57,9 @@ class LocalPlace:
         self._intent = intent
         self._head = head
         self._wake = wake
-        self._book = read_book(directory.ledger_file)
+        self._book = read_ledger(directory.ledger_file)
         self._litter = {pattern for entry in self._book.entries.values() for pattern in entry.litter}
-        self._starter = Starter(directory, intent, environ, wake)
+        self._starter = Launcher(directory, intent, environ, wake)
         self._starting: dict[MemberId, asyncio.Task[None]] = {}
         self._unwanted: set[asyncio.Task[None]] = set()  # removed while they were being started
         self._exits = ExitWatch(wake)
@@ -219,16 +219,16 @@ class LocalPlace:
     def logs(self, member: MemberId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
         return logs.lines(self._dir.log_file(member), follow=follow, tail=tail)
 
-    async def record(self, notes: Notes, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
+    async def record(self, notes: LoopState, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
         if notes != self._book.notes:
             self._keep(replace(self._book, notes=notes))
         if status is not None and Report(status, causes) != self._report:
             self._report = Report(status, causes)
             self._dir.write_report(self._report)
 
-    def _keep(self, book: Book) -> None:
+    def _keep(self, book: Ledger) -> None:
         self._book = book
-        write_book(self._dir.ledger_file, book)
+        write_ledger(self._dir.ledger_file, book)
 
     async def close(self) -> None:
         """Let go; the members stay as they are."""
@@ -253,7 +253,7 @@ def _identity(entry: Entry) -> Identity | None:
 def _claimed_ports(clusters: Path) -> set[int]:
     claimed: set[int] = set()
     for ledger in clusters.glob("*/ledger.json"):
-        for entry in read_book(ledger).entries.values():
+        for entry in read_ledger(ledger).entries.values():
             claimed.update(entry.ports.values())
     return claimed
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from oars.model import HEAD, Process
-from oars.places.ledger import Book, Entry
+from oars.places.ledger import Entry, Ledger
 from oars.places.local.store import ClusterDir
 
 HOST = "127.0.0.1"
 
 
-def member_values(directory: ClusterDir, book: Book, entry: Entry, process: Process) -> dict[str, str]:
+def member_values(directory: ClusterDir, book: Ledger, entry: Entry, process: Process) -> dict[str, str]:
     scratch = directory.members / entry.id
     head = book.entries.get(HEAD)
     values = {"host": HOST, "head.host": HOST, "bind": HOST, "member": entry.id, "dir": str(scratch)}

@@ -16,18 +16,18 @@ from oars.plan.fill import fill
 HTTP_SECONDS = 4.0
 ASK_SECONDS = 120.0
 
-Starter = Callable[[str, socket.socket], Awaitable[None]]
+Launcher = Callable[[str, socket.socket], Awaitable[None]]
 
 
 class Helper:
-    """A beside.py that runs: one JSON line out, one in."""
+    """A head_helper.py that runs: one JSON line out, one in."""
 
     def __init__(self) -> None:
         self.busy = False
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def start(self, script: str, starter: Starter) -> None:
+    async def start(self, script: str, starter: Launcher) -> None:
         ours, theirs = socket.socketpair()
         try:
             await starter(script, theirs)
@@ -73,7 +73,7 @@ class Helpers:
     """The helpers of one cluster. A long question (a drain) must not keep short ones waiting (who is there?), so there
     are as many helpers as questions at a time; being forked, each costs little."""
 
-    def __init__(self, starter: Starter) -> None:
+    def __init__(self, starter: Launcher) -> None:
         self._starter = starter
         self._key = ("", "")
         self._helpers: list[Helper] = []

@@ -1,0 +1,11 @@
+"""The scripts that run in Dask's environment, as text: places ship them to where Dask is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+LAUNCH = (_HERE / "launch.py").read_text(encoding="utf-8")
+HEAD_HELPER = (_HERE / "head_helper.py").read_text(encoding="utf-8")
+HEAD_PLUGIN = (_HERE / "head_plugin.py").read_text(encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Desired state → Kubernetes objects. Pure."""

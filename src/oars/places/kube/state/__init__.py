@@ -1,0 +1,1 @@
+"""What Kubernetes holds of a cluster: cache, root object, owned objects, Secrets."""

@@ -1,0 +1,191 @@
+"""A description as a ComputeCluster has it, and what makes one the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from oars.base.errors import Denied, SpecError, UsageError
+from oars.client import operator_client
+from oars.kube.client import Client, Listing
+from oars.kube.errors import ApiError
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, CRD, LEASE, Kind, Object
+from oars.places.kube import names
+from oars.spec.load import build
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "patch"),
+    [
+        ({"a": 1}, {"a": 1}, {}),
+        ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": None}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2}}, {"a": {"b": None}}),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}, "d": {"e": 1}}}, {"a": {"d": {"e": 1}}}),
+        ({"a": [1, 2]}, {"a": [2]}, {"a": [2]}),
+        ({"a": {"b": 1}}, {"a": [1]}, {"a": [1]}),
+    ],
+)
+def test_a_merge_patch_says_what_is_gone(before: Any, after: Any, patch: Any) -> None:
+    assert operator_client.merge_patch(before, after) == patch
+
+
+def test_where_it_is_need_not_be_said() -> None:
+    spec = build({"engine": "dask", "workers": 2, "namespace": {"name": "team"}}).spec
+    assert operator_client._said("demo", spec, "team") == operator_client._said(
+        "demo", build({"engine": "dask", "workers": 2}).spec, ""
+    )
+    assert operator_client._said("demo", spec, "other")["namespace"] == {"name": "team"}
+
+
+def test_the_first_groups_number_is_the_clusters() -> None:
+    said = operator_client._said("demo", build({"engine": "dask", "workers": 2}).spec, "team")
+    assert said["replicas"] == 2
+    assert "replicas" not in said["workers"][0]
+    assert build(said).spec.workers[0].replicas == 2
+
+
+class Server:
+    """Has an operator somewhere, if it has one, that watches some namespaces. `hidden`: what may not be read."""
+
+    def __init__(self, *, leads: bool = True, watches: str | None = None, hidden: tuple[Kind, ...] = ()) -> None:
+        self.leads, self.watches, self.hidden = leads, watches, hidden
+
+    async def list(self, kind: Kind, namespace: str | None, **_: Any) -> Listing:
+        return Listing([], "1")
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        if kind in self.hidden:
+            raise ApiError(403, {"reason": "Forbidden"})
+        if kind is CRD:
+            return {"metadata": {"annotations": {names.OPERATOR_HOME: "elsewhere"}}}
+        assert kind is LEASE and namespace == ("oars-system" if CRD in self.hidden else "elsewhere")
+        if not self.leads:
+            raise ApiError(404, {"reason": "NotFound"})
+        said = {} if self.watches is None else {names.OPERATOR_WATCHES: self.watches}
+        renewed = datetime.now(UTC).isoformat()
+        spec = {"holderIdentity": "one", "renewTime": renewed, "leaseDurationSeconds": 15}
+        return {"metadata": {"resourceVersion": "1", "annotations": said}, "spec": spec}
+
+
+WATCHED = [
+    (Server(), "operator"),
+    (Server(watches=""), "operator"),
+    (Server(watches="team"), "operator"),
+    (Server(watches="a,team,b"), "operator"),
+    (Server(watches="team-a"), "direct"),
+    (Server(watches="a,b"), "direct"),
+    (Server(leads=False), "direct"),
+    (Server(hidden=(CRD,), watches="team"), "operator"),
+    (Server(hidden=(LEASE,)), "operator"),
+]
+
+
+@pytest.mark.parametrize(("server", "mode"), WATCHED)
+def test_an_operator_is_chosen_where_it_looks(server: Server, mode: str) -> None:
+    assert asyncio.run(operator_client.find_mode(cast(Client, server), "team")) == mode
+
+
+@pytest.mark.parametrize(("server", "mode"), WATCHED)
+def test_whoever_insists_on_one_that_looks_elsewhere_hears_so(server: Server, mode: str) -> None:
+    check = operator_client.check_watched(cast(Client, server), "team")
+    if mode == "operator" or not server.leads:
+        asyncio.run(check)
+        return
+    with pytest.raises(UsageError, match=r"does not watch the namespace 'team': only (a, b|team-a)\.") as told:
+        asyncio.run(check)
+    assert "--mode direct" in told.value.hint
+
+
+OWNED = [{"kind": "ComputeCluster", "name": "demo", "uid": "u"}]
+
+
+class Refusing:
+    """Lets nobody delete. What may be read, the ComputeCluster and its files, is another matter."""
+
+    def __init__(self, read: int, files: int = 404, owners: Sequence[Object] = ()) -> None:
+        self.read = {COMPUTE_CLUSTER: read, CONFIG_MAP: files}
+        self.owners = owners
+
+    async def delete(self, *_: object, **__: object) -> bool:
+        message = (
+            'computeclusters.oars.dev "demo" is forbidden: User "ann" cannot delete resource "computeclusters" in API '
+            'group "oars.dev" in the namespace "team"'
+        )
+        raise ApiError(403, {"reason": "Forbidden", "message": message})
+
+    async def get(self, kind: Kind, name: str, *_: object) -> Object:
+        if self.read[kind] != 200:
+            raise ApiError(self.read[kind], {})
+        return {"metadata": {"name": name, "ownerReferences": self.owners}}
+
+
+@pytest.mark.parametrize(
+    "server",
+    [Refusing(404), Refusing(404, 200, OWNED), Refusing(403), Refusing(403, 200)],
+    ids=["none", "gone before its files", "no sign of one", "the root of a client's"],
+)
+def test_what_is_not_there_need_not_be_deleted(server: Refusing) -> None:
+    assert not asyncio.run(operator_client.delete(cast(Client, server), "demo", "team"))
+
+
+@pytest.mark.parametrize("server", [Refusing(200), Refusing(403, 200, OWNED)], ids=["seen", "its files are seen"])
+def test_whoever_may_not_delete_one_hears_which_right_is_missing(server: Refusing) -> None:
+    with pytest.raises(Denied, match=r"'demo' is an operator's\. ann may not delete computeclusters") as told:
+        asyncio.run(operator_client.delete(cast(Client, server), "demo", "team"))
+    assert 'verbs: ["delete"]' in told.value.hint
+
+
+def test_what_may_not_be_seen_at_all_is_not_deleted() -> None:
+    with pytest.raises(Denied):
+        asyncio.run(operator_client.delete(cast(Client, Refusing(403, 403)), "demo", "team"))
+
+
+def test_a_wrong_description_of_others_is_told_as_theirs() -> None:
+    with pytest.raises(SpecError) as told:
+        operator_client.read("demo", {"engine": "dask", "head": {"memory": "much"}})
+    assert told.value.message.startswith("The description of 'demo' that Kubernetes holds is wrong: ")
+    assert "kubectl" in told.value.hint
+    assert operator_client.read("demo", {"engine": "dask"}).place == "kubernetes"
+
+
+class Watched:
+    """Has one ComputeCluster and no pods; its watches bring what is told."""
+
+    silence = 100.0
+
+    def __init__(self, uid: str) -> None:
+        self.resource = resource(uid)
+        self.told: asyncio.Queue[tuple[str, Object]] = asyncio.Queue()
+
+    async def list(self, kind: Kind, *_: object, **__: object) -> Listing:
+        return Listing([self.resource] if kind is COMPUTE_CLUSTER else [], "1")
+
+    async def watch(self, kind: Kind, *_: object, **__: object) -> AsyncIterator[tuple[str, Object]]:
+        while kind is COMPUTE_CLUSTER:
+            yield await self.told.get()
+        await asyncio.Event().wait()
+
+
+def resource(uid: str, version: str = "1", **status: Any) -> Object:
+    metadata = {"name": "demo", "namespace": "team", "uid": uid, "resourceVersion": version, "generation": 1}
+    return {"metadata": metadata, "spec": {"engine": "dask"}, "status": status}
+
+
+@pytest.mark.parametrize(("uid", "reports"), [("", 2), ("mine", 2), ("before", 0)])
+def test_reports_end_with_the_cluster_whatever_has_its_name_then(uid: str, reports: int) -> None:
+    """A watch that broke may show another without ever showing that ours is gone."""
+    server = Watched("mine")
+
+    async def heard() -> list[str]:
+        phases = []
+        async for report in operator_client.watch(cast(Client, server), "demo", "team", uid):
+            phases.append(str(report.status.phase))
+            after = resource("mine", "2", phase="Ready") if len(phases) == 1 else resource("theirs", "3")
+            server.told.put_nowait(("MODIFIED", after))
+        return phases
+
+    assert asyncio.run(asyncio.wait_for(heard(), 5)) == ["Pending", "Ready"][:reports]

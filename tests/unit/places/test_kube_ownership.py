@@ -1,0 +1,266 @@
+"""Objects of the names that a cluster gives its own: whose they are, and what becomes of those of others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+from typing import Any, cast
+
+import pytest
+
+from oars import engines
+from oars.base.errors import OarsError, SpecError
+from oars.kube.client import Client
+from oars.kube.errors import ApiError, Unreachable
+from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, INGRESS, Kind, of
+from oars.places.kube.render import objects
+from oars.places.kube.render.describe import describe
+from oars.places.kube.state import ownership
+from oars.places.kube.state.owned_objects import OwnedObjects
+from oars.places.kube.state.root import reference
+from oars.places.kube.state.secrets import ensure_secret
+from oars.places.kube.why import api_errors
+from oars.places.kube.why.api_errors import Taken, cause_of
+from oars.spec.cluster import ClusterSpec
+
+Object = dict[str, Any]
+ROOT = reference(COMPUTE_CLUSTER, {"metadata": {"name": "demo", "uid": "now"}})
+OTHER = {**ROOT, "name": "other", "uid": "theirs"}
+LEFT = {**ROOT, "uid": "before"}
+
+
+class Server:
+    """As much of an API server as it takes: names, versions, uids."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.asked: list[str] = []
+        self._next = itertools.count(100)
+
+    def put(self, obj: Object, **metadata: Any) -> Object:
+        """Somebody else does."""
+        number = str(next(self._next))
+        made = {**obj, "metadata": {"uid": f"u{number}", **obj["metadata"], "resourceVersion": number, **metadata}}
+        self.objects[obj["kind"], obj["metadata"]["name"]] = made
+        return made
+
+    async def create(self, obj: Object) -> Object:
+        self.asked.append("create")
+        if (obj["kind"], obj["metadata"]["name"]) in self.objects:
+            raise ApiError(409, {"reason": "AlreadyExists"})
+        return self.put(obj)
+
+    async def apply(self, obj: Object) -> Object:
+        self.asked.append("apply")
+        there = self.objects.get((obj["kind"], obj["metadata"]["name"]))
+        asked = obj["metadata"].get("resourceVersion")
+        if there and asked and asked != there["metadata"]["resourceVersion"]:
+            raise ApiError(409, {"reason": "Conflict"})
+        return self.put(obj, **({"uid": there["metadata"]["uid"]} if there else {}))
+
+    async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+        self.asked.append("get")
+        if (kind.kind, name) not in self.objects:
+            raise ApiError(404, {})
+        return self.objects[kind.kind, name]
+
+    async def patch(self, kind: Kind, name: str, namespace: str, body: Object) -> Object:
+        self.asked.append("patch")
+        found = self.objects[kind.kind, name]
+        return self.put({**found, "data": {**found["data"], **body["data"]}})
+
+    async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str) -> bool:
+        self.asked.append("delete")
+        assert self.objects[kind.kind, name]["metadata"]["uid"] == uid
+        del self.objects[kind.kind, name]
+        return True
+
+
+class Seen:
+    """Watches that show what they are told to."""
+
+    def __init__(self, **shown: bool) -> None:
+        self.shown = shown
+
+    def has(self, kind: str, name: str) -> bool | None:
+        return self.shown.get(kind)
+
+
+def service(**metadata: Any) -> Object:
+    kept = {"name": "demo-head", "namespace": "team", **metadata}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": kept}
+
+
+def around(server: Server, **shown: bool) -> OwnedObjects:
+    seen: Any = Seen(**shown)
+    return OwnedObjects(cast(Client, server), seen, ROOT, lambda: 1000.0)
+
+
+# whose it is
+
+
+@pytest.mark.parametrize(
+    ("metadata", "is_of", "is_left"),
+    [
+        ({"uid": "s", "ownerReferences": [ROOT]}, True, False),
+        ({"uid": "s", "ownerReferences": [LEFT]}, True, True),
+        ({"uid": "s", "ownerReferences": [OTHER]}, False, True),
+        ({"uid": "s", "ownerReferences": [{**ROOT, "kind": "ConfigMap"}]}, False, False),
+        ({"uid": "s"}, False, True),
+        ({"uid": "now"}, True, False),
+    ],
+    ids=["ours", "of one before us", "another's", "of another kind of root", "nobody's", "the root"],
+)
+def test_whose_it_is(metadata: Object, is_of: bool, is_left: bool) -> None:
+    obj = {"metadata": metadata}
+    assert (ownership.is_of(obj, ROOT), ownership.is_left(obj, ROOT)) == (is_of, is_left)
+
+
+def test_whoever_deletes_in_the_foreground_waits_for_what_hangs_on_it() -> None:
+    root = {"metadata": {"name": "demo", "uid": "u"}}
+    assert reference(COMPUTE_CLUSTER, root)["blockOwnerDeletion"] is True
+    assert reference(CONFIG_MAP, root)["blockOwnerDeletion"] is False, "the client may lack the right to say so"
+
+
+# asking for it
+
+
+@pytest.mark.parametrize("shown", [{}, {"Service": False}], ids=["not watched", "not seen"])
+def test_what_is_not_there_is_made_with_one_request(shown: dict[str, bool]) -> None:
+    server = Server()
+    made = asyncio.run(around(server, **shown).apply(service()))
+    assert server.asked == ["apply"] and made["metadata"]["ownerReferences"] == [ROOT]
+
+
+@pytest.mark.parametrize("owner", [ROOT, LEFT], ids=["ours", "of one before us"])
+def test_what_is_ours_is_made_so(owner: Object) -> None:
+    server = Server()
+    uid = server.put(service(ownerReferences=[owner]))["metadata"]["uid"]
+    made = asyncio.run(around(server).apply(service(labels={"new": "yes"})))
+    assert (made["metadata"]["uid"], made["metadata"]["labels"]) == (uid, {"new": "yes"})
+    assert made["metadata"]["ownerReferences"] == [ROOT]
+
+
+def test_what_is_seen_or_has_been_asked_for_takes_one_request() -> None:
+    server = Server()
+    server.put(service(ownerReferences=[ROOT]))
+    asyncio.run(around(server, Service=True).apply(service()))
+    assert server.asked == ["apply"]
+    unwatched = around(server)
+    asyncio.run(unwatched.apply(service()))
+    server.asked.clear()
+    asyncio.run(unwatched.apply(service()))
+    assert server.asked == ["apply"]
+
+
+@pytest.mark.parametrize("owners", [[], [OTHER]], ids=["nobody's", "another cluster's"])
+def test_what_is_anothers_is_left_alone(owners: list[Object]) -> None:
+    server = Server()
+    theirs = server.put(service(ownerReferences=owners, labels={"oars.dev/cluster": "demo"}))
+    with pytest.raises(Taken) as told:
+        asyncio.run(around(server).apply(service()))
+    assert server.objects["Service", "demo-head"] == theirs
+    cause = cause_of(told.value)
+    assert cause.reason == "NameTaken" and cause.hint
+    assert cause.message == "There is already a Service demo-head in namespace team that is not of this cluster."
+
+
+def test_other_refusals_stay_what_they_are() -> None:
+    class Refusing(Server):
+        async def apply(self, obj: Object) -> Object:
+            raise ApiError(403, {})
+
+    with pytest.raises(ApiError):
+        asyncio.run(around(Refusing()).apply(service()))
+
+
+INGRESS_OF = {"apiVersion": INGRESS.api_version, "kind": "Ingress"}
+
+
+@pytest.mark.parametrize(
+    ("owners", "shown", "asked"),
+    [
+        ([ROOT], {}, ["get", "delete"]),
+        ([ROOT], {"Ingress": True}, ["get", "delete"]),
+        ([], {}, ["get"]),
+        ([OTHER], {}, ["get"]),
+        (None, {}, ["get"]),
+        (None, {"Ingress": False}, []),
+    ],
+    ids=["ours", "ours and seen", "nobody's", "another's", "none", "none, as is seen"],
+)
+def test_only_what_is_ours_is_withdrawn(owners: list[Object] | None, shown: dict[str, bool], asked: list[str]) -> None:
+    server = Server()
+    if owners is not None:
+        metadata = {"name": "demo-head", "namespace": "team", "ownerReferences": owners}
+        server.put({**INGRESS_OF, "metadata": metadata})
+    asyncio.run(around(server, **shown).withdraw(INGRESS, "demo-head", "team"))
+    assert server.asked == asked
+    assert bool(server.objects) is (owners in ([], [OTHER]))
+
+
+# the Secret
+
+
+def secret(server: Server, *owners: Object, **data: bytes) -> Object:
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "demo-oars", "namespace": "team"}}
+    body["data"] = {name: base64.b64encode(value).decode() for name, value in data.items()}
+    return server.put(body, ownerReferences=list(owners))
+
+
+def ensure(server: Server) -> str:
+    spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1"})
+    return asyncio.run(ensure_secret(cast(Client, server), describe("demo", "team", spec, engines.get("dask")), ROOT))
+
+
+def test_a_secret_of_ours_is_kept_and_completed() -> None:
+    server = Server()
+    uid = secret(server, ROOT, control=b"known")["metadata"]["uid"]
+    assert ensure(server) == "known"
+    kept = server.objects["Secret", "demo-oars"]
+    assert kept["metadata"]["uid"] == uid and "ca.pem" in kept["data"]
+    server.asked.clear()
+    assert ensure(server) == "known" and server.asked == ["create", "get"]
+
+
+def test_a_secret_of_a_cluster_before_us_goes() -> None:
+    """The garbage collector will delete it, and nobody would notice until a pod starts."""
+    server = Server()
+    uid = secret(server, LEFT, control=b"old")["metadata"]["uid"]
+    assert ensure(server) not in ("", "old")
+    made = server.objects["Secret", "demo-oars"]["metadata"]
+    assert made["uid"] != uid and made["ownerReferences"] == [ROOT]
+
+
+@pytest.mark.parametrize("owners", [(), (OTHER,)], ids=["nobody's", "another's"])
+def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
+    server = Server()
+    theirs = secret(server, *owners, password=b"mine")
+    with pytest.raises(Taken, match="There is already a Secret demo-oars"):
+        ensure(server)
+    assert server.objects == {("Secret", "demo-oars"): theirs}
+
+
+# what is said
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "for_good"),
+    [
+        (Taken("Ingress", "demo-head", "team"), "NameTaken", True),
+        (SpecError("No.", "Do."), "InvalidSpec", False),
+        (Unreachable("cut"), "ApiServerUnreachable", False),
+        (ApiError(422, {"message": "bad"}), "Invalid", True),
+        (ApiError(409, {"message": "bad"}), "Conflict", False),
+    ],
+)
+def test_an_error_as_a_cause(error: OarsError, reason: str, for_good: bool) -> None:
+    assert (cause_of(error).reason, api_errors.is_for_good(error)) == (reason, for_good)
+
+
+def test_no_name_is_one_that_an_application_is_likely_to_have() -> None:
+    """A cluster called `default` must not want the namespace's own account."""
+    spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1", "expose": {"host": "h"}})
+    for obj in objects.manifests(describe("default", "team", spec, engines.get("dask"))):
+        assert obj["metadata"]["name"] != "default", of(obj).kind
