@@ -1,14 +1,18 @@
-# Everything a fresh machine needs: Python 3.11+, make and the package registries.
+# Needs Python 3.11 or newer, make, and access to the package registries.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
+# Extra pytest options. `make test-all` sets it to include the tests marked `long`.
+SELECT ?=
+# Suites run in parallel, so each has its own cache directory: $(call pytest,SUITE,OPTIONS)
+pytest = $(BIN)/python -m pytest tests/$(1) -o cache_dir=.pytest_cache/$(1) $(SELECT) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check unit envs contract live lab lab-build lab-test api e2e lab-and-api bench docs clean
+.PHONY: help setup demo test test-all check unit envs contract live lab lab-build lab-test api e2e lab-and-api bench docs clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .venv/.done ## make .venv with the project and its tools, so that .venv/bin/oars works
+setup: .venv/.done ## create .venv with Oars and the development tools
 
 .venv/.done: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -18,65 +22,71 @@ setup: .venv/.done ## make .venv with the project and its tools, so that .venv/b
 	VIRTUAL_ENV=.venv $(BIN)/uv pip install --quiet --compile-bytecode -e '.[all]' --group dev
 	@touch $@
 
-demo: setup ## run the main job on all three engines
+demo: setup ## run the demo job on all three engines
 	$(BIN)/python examples/demo/demo.py
 
-check: setup ## format, lint, types, import contracts
+check: setup ## check format, lint, types and import contracts
 	$(BIN)/ruff format --check src tests bench examples lab docs/generate.py
 	$(BIN)/ruff check src tests bench examples lab docs/generate.py
 	$(BIN)/mypy src tests bench lab docs/generate.py
 	$(BIN)/lint-imports --no-cache
 
-unit: setup ## pure tests
-	$(BIN)/pytest tests/unit
+unit: setup ## unit tests
+	$(call pytest,unit)
 
-envs: setup ## build the engine environments that the tests use and .venv lacks
+envs: setup ## build the engine environments that the tests need and .venv does not contain
 	$(BIN)/oars env build --engine mars
 	$(BIN)/oars env build --engine mars --set mars.distribution=pymars
 
-contract: envs ## each engine and each place against the contracts of oars.testing
-	$(BIN)/python tests/twice.py tests/contract
+contract: envs ## run the contracts of oars.testing against each engine and each place
+	$(call pytest,contract)
 
-live: envs ## real engines as processes
-	$(BIN)/python tests/twice.py tests/live
+live: envs ## tests with real engine processes on this machine
+	$(call pytest,live)
 
-lab: setup ## a real Kubernetes on this machine, for tests (as root; the first time takes a quarter of an hour)
+lab: setup ## start a real Kubernetes on this machine for tests (as root; the first start takes about 15 minutes)
 	$(BIN)/python -m lab up
 
-lab-build: setup ## what the lab is made of, once (a test would not have the time)
+lab-build: setup ## build the programs and images of the lab that are not cached yet
 	$(BIN)/python -m lab build
 
-lab-test: lab-build ## the lab's own tests
-	$(BIN)/python tests/twice.py tests/lab -p lab.fixtures
+lab-test: lab-build ## tests of the lab itself
+	$(call pytest,lab,-p lab.fixtures)
 
-api: lab-build ## Kubernetes' control plane: the client, the operator, played pods
-	$(BIN)/python tests/twice.py tests/api -p lab.fixtures
+api: lab-build ## tests against a real control plane with simulated pods: client, operator
+	$(call pytest,api,-p lab.fixtures)
 
-e2e: lab-build envs ## real pods of every engine, in every mode
-	$(BIN)/python tests/twice.py tests/e2e -p lab.fixtures
+e2e: lab-build envs ## tests with real pods: every engine, every mode
+	$(call pytest,e2e,-p lab.fixtures)
 
-# Three lines of tests side by side, for each waits a lot; two of them on a Kubernetes of their own, as the tests of the
-# API take theirs away now and then. What those two say, checks and unit tests before them, is kept for the end, where it
-# can be read in one piece.
-test: setup ## set up and run every test
-	@$(MAKE) --no-print-directory -j2 --output-sync=target check unit lab-and-api e2e > .lab-test.log 2>&1 & lab=$$!; \
-	$(MAKE) --no-print-directory contract live; local=$$?; \
-	echo "waiting for checks, unit tests and the tests on Kubernetes (.lab-test.log)"; \
-	wait $$lab; lab=$$?; cat .lab-test.log; \
-	[ $$local -eq 0 ] && [ $$lab -eq 0 ]
+# Building Kubernetes takes longest, so it starts first. Lint, types and unit tests run beside it, then lab-and-api and
+# e2e in parallel, each on a Kubernetes of its own because the API tests stop theirs at times. The contract and live
+# tests, which need no Kubernetes, run in the foreground meanwhile. The background output is printed at the end; until
+# then it is in .lab-test.log. A failure stops nothing: all results are shown.
+PARALLEL = $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target
+
+test: setup ## set up and run all tests except those marked `long`
+	@{ $(PARALLEL) lab-build check unit; first=$$?; $(PARALLEL) lab-and-api e2e; second=$$?; \
+	  [ $$first -eq 0 ] && [ $$second -eq 0 ]; } > .lab-test.log 2>&1 & background=$$!; \
+	$(MAKE) --no-print-directory --keep-going contract live; local=$$?; \
+	echo "waiting for the lint, unit and Kubernetes tests (.lab-test.log)"; \
+	wait $$background; background=$$?; cat .lab-test.log; \
+	[ $$local -eq 0 ] && [ $$background -eq 0 ]
+
+test-all: ## the same with the tests marked `long`, which repeat at length what others cover
+	$(MAKE) --no-print-directory test SELECT='-m "long or not long"'
 
 lab-and-api: export OARS_LAB_DIR = $(CURDIR)/.lab
 lab-and-api: lab-build
-	$(BIN)/python tests/twice.py tests/lab -p lab.fixtures
-	$(BIN)/python tests/twice.py tests/api -p lab.fixtures
+	$(call pytest,lab,-p lab.fixtures); lab=$$?; $(call pytest,api,-p lab.fixtures) && [ $$lab -eq 0 ]
 
-bench: setup ## speed against what the engines' users have today; writes bench/results/*.json
+bench: setup ## measure performance against the engines' own tools; writes bench/results/*.json
 	$(BIN)/python -m bench
 
-docs: setup ## what is made from the program: reference/spec.md, benchmarks.md, the Helm chart
+docs: setup ## generate reference/spec.md, benchmarks.md and the Helm chart
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/helm/oars/generate.py
 
-clean: ## remove what setup made
+clean: ## remove everything that make created in this directory
 	@[ ! -d .lab ] || OARS_LAB_DIR=$(CURDIR)/.lab $(BIN)/python -m lab down
-	rm -rf .lab .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .lab .lab-test.log .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

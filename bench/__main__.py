@@ -1,4 +1,4 @@
-"""python -m bench [start|executor|cli] …: everything, or the named parts. Results go to bench/results/ as JSON.
+"""python -m bench [start|executor|cli|decide] …: everything, or the named parts. Results go to bench/results/ as JSON.
 
 On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import programs
+from bench.decide import bench_decide
 from oars import Cluster, __version__
 
 ROUNDS = 5
@@ -144,7 +145,7 @@ def line(each: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parts = {"start": bench_start, "executor": bench_executor, "cli": bench_cli}
+    parts = {"start": bench_start, "executor": bench_executor, "cli": bench_cli, "decide": bench_decide}
     chosen = sys.argv[1:] or list(parts)
     if unknown := [part for part in chosen if part not in parts]:
         raise SystemExit(

@@ -34,9 +34,10 @@ from lab import kwok, settings
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.informer import Informer
-from oars.kube.kinds import COMPUTE_CLUSTER, NAMESPACE, POD, POD_DISRUPTION_BUDGET, Kind, Object
+from oars.kube.kinds import NAMESPACE, POD, POD_DISRUPTION_BUDGET, Kind, Object
 from oars.operator import crd
-from oars.operator.reconciler import described
+from oars.operator.resources import compute_cluster
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render import objects
 from oars.spec.cluster import API_VERSION, KIND
 
@@ -86,13 +87,13 @@ def whole_by_hand(name: str, namespace: str) -> list[Object]:
     """All that a ComputeCluster comes to, made without an operator."""
     (resource,) = by_oars(name, namespace)
     resource["metadata"] |= {"uid": "", "generation": 1}
-    return objects.manifests(described(resource))
+    return objects.manifests(compute_cluster(resource))
 
 
 def by_oars(name: str, namespace: str, workers: int = WORKERS) -> list[Object]:
     """The same as one object."""
     size = {"cpu": "0.01", "memory": "16Mi", "pod": {"spec": kwok.POD}}
-    spec = {"engine": "played", "head": size, "workers": [{"name": "default", "replicas": workers, **size}]}
+    spec = {"engine": "played", "head": size, "replicas": workers, "workers": [size]}
     metadata = {"name": name, "namespace": namespace}
     return [{"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}]
 
@@ -109,7 +110,7 @@ async def namespace(client: Client) -> AsyncIterator[str]:
         yield name
     finally:
         for kind in (COMPUTE_CLUSTER, Kind("apps", "v1", "deployments", "Deployment")):
-            await client.delete_all(kind, name, "", propagation="Background")
+            await client.delete_collection(kind, name, "", propagation="Background")
         await client.delete(NAMESPACE, name)
         await _until(lambda: _is_gone(client, name), "the namespace is gone", 2.0)
 
@@ -207,7 +208,7 @@ async def seconds_until(
         if len(ready) >= wanted:
             complete.set()
 
-    informer = Informer(client, kind, where, keep=_status, changed=changed)
+    informer = Informer(client, kind, where, transform=_status, on_change=changed)
     watching = asyncio.create_task(informer.run())
     await informer.synced.wait()
     started = time.monotonic()
@@ -341,7 +342,7 @@ async def bench_large(client: Client, lab: Lab) -> dict[str, Any]:
 
 async def measured(lab: Lab, parts: list[str]) -> dict[str, Any]:
     target = config.load({}, kubeconfig=lab.settings.kubeconfig)
-    async with Client(target, user_agent="bench", seconds=120) as client:
+    async with Client(target, user_agent="bench", timeout=120) as client:
         await client.apply(crd.compute_cluster())
         await _until(lambda: _is_served(client), "the kind is served", 0.2)
         return {part: await PARTS[part](client, lab) for part in parts}

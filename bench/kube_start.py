@@ -96,7 +96,7 @@ def resource(engine: str, image: str, workers: int) -> dict[str, Any]:
     """The same as a ComputeCluster."""
     spec = {
         "engine": engine, "image": image, "head": {"cpu": CPU, "memory": HEAD_MEMORY, "burst": True},
-        "workers": [{"name": "default", "replicas": workers, "cpu": CPU, "memory": MEMORY, "burst": True}],
+        "replicas": workers, "workers": [{"cpu": CPU, "memory": MEMORY, "burst": True}],
     }  # fmt: skip
     return {"apiVersion": "oars.dev/v1alpha1", "kind": "ComputeCluster", "metadata": {"name": "demo"}, "spec": spec}
 

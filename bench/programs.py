@@ -3,7 +3,7 @@
 START_OARS = """
 import json, sys, time
 from oars import Cluster
-from oars.client import cluster, kept  # what a notebook has imported by the time it makes a cluster
+from oars.client import cluster, local  # imported before the measurement, as in a notebook
 engine, workers = sys.argv[1], int(sys.argv[2])
 start = time.perf_counter()
 c = Cluster(engine, workers=workers, cpu=1, memory="1Gi", timeout="5m")

@@ -1,6 +1,6 @@
 """The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|build|doctor."""
 
-# ruff: noqa: T201 - what it prints is its answer
+# ruff: noqa: T201 - a command-line program prints
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from lab.errors import LabError, Unavailable
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0 if it did what was asked."""
+    """Run one command and return its exit code."""
     ours, theirs = _split(sys.argv[1:] if argv is None else argv)
     words = _parser().parse_args(ours)
     words.words = theirs
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What comes after `kubectl` is kubectl's, options included."""
+    """Split the arguments: everything after `kubectl`, options included, belongs to kubectl."""
     end = argv.index("kubectl") + 1 if "kubectl" in argv else len(argv)
     return argv[:end], argv[end:]
 
@@ -41,20 +41,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lab", description="A real Kubernetes for tests.")
     parser.add_argument("--dir", help="the lab's directory (default: $OARS_LAB_DIR, or one in your state directory)")
     commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser("up", help="start the lab, or mend it")
+    up = commands.add_parser("up", help="start the lab, or repair it")
     up.add_argument("--control-plane", action="store_true", help="without the real node")
     up.add_argument("--kwok", type=int, default=0, metavar="N", help="with N simulated nodes")
-    commands.add_parser("down", help="stop it; leave nothing running")
-    commands.add_parser("reset", help="down, and delete its files")
-    commands.add_parser("status", help="what runs; 0 if the lab is well")
+    commands.add_parser("down", help="stop the lab and all its processes")
+    commands.add_parser("reset", help="stop the lab and delete its files")
+    commands.add_parser("status", help="show the components; exit code 0 if all are healthy")
     commands.add_parser("kubeconfig", help="print the path of the kubeconfig")
-    commands.add_parser("doctor", help="say whether this machine can run the lab")
-    logs = commands.add_parser("logs", help="the end of the components' logs")
+    commands.add_parser("doctor", help="check whether this machine can run the lab")
+    logs = commands.add_parser("logs", help="print the last lines of the components' logs")
     logs.add_argument("component", nargs="?")
     logs.add_argument("-n", "--lines", type=int, default=20)
-    commands.add_parser("kubectl", help="kubectl, on this lab")
-    commands.add_parser("build", help="build all programs and images that are not in the cache, and start nothing")
-    images = commands.add_parser("images", help="build and import the images; print their names")
+    commands.add_parser("kubectl", help="run kubectl against this lab")
+    commands.add_parser("build", help="build the programs and images that are not cached; start nothing")
+    images = commands.add_parser("images", help="build and import the images; print their references")
     images.add_argument("names", nargs="*")
     return parser
 
@@ -84,7 +84,7 @@ def _reset(lab: Lab, _: argparse.Namespace) -> int:
 def _status(lab: Lab, _: argparse.Namespace) -> int:
     running = lab.running()
     for name in running:
-        print(f"{name:26}{'well' if lab.healthy(name) else 'not ready'}")
+        print(f"{name:26}{'healthy' if lab.healthy(name) else 'not ready'}")
     if not running:
         print("down")
     return 0 if running and all(map(lab.healthy, running)) else 1
@@ -115,18 +115,18 @@ def _kubectl(lab: Lab, words: argparse.Namespace) -> int:
 
 
 def _build(lab: Lab, _: argparse.Namespace) -> int:
-    """Programs and images side by side: the ones wait for compilers while the others wait for downloads."""
+    """Build programs and images in parallel: compiling needs the CPU while images wait for downloads."""
     from lab.images import catalogue
 
     if lab.settings.foreign_kubeconfig:
-        _say("nothing to build: OARS_TEST_KUBECONFIG names another cluster")
+        _say("nothing to build: OARS_TEST_KUBECONFIG selects another cluster")
         return 0
     try:
         needs.install(build.complete(lab.settings.cache), _say)
     except Unavailable as reason:
         if lab.settings.ci:
             raise
-        _say(f"{reason} Tests on Kubernetes will be skipped.")
+        _say(f"{reason} Kubernetes tests will be skipped.")
         return 0
     with ThreadPoolExecutor(2) as pool:
         programs = pool.submit(build.programs, lab.settings.cache, _say)

@@ -1,4 +1,4 @@
-"""The few requests the lab itself makes of Kubernetes: JSON over HTTPS, one at a time."""
+"""A minimal synchronous Kubernetes client: JSON over HTTPS, one request per connection."""
 
 import base64
 import http.client
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 
 class ApiError(LabError):
-    """The apiserver said no."""
+    """The API server answered with an error, or not at all (status 0)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -24,7 +24,7 @@ class ApiError(LabError):
 
 
 class Api:
-    """A client of one apiserver."""
+    """Client of one API server."""
 
     def __init__(self, server: str, trust: ssl.SSLContext, token: str | None = None) -> None:
         self.server = server
@@ -32,19 +32,19 @@ class Api:
         self.token = token
 
     def get(self, path: str) -> Object:
-        """Read."""
+        """GET an object or a list."""
         return self.request("GET", path)
 
     def create(self, path: str, body: Object) -> Object:
-        """Create."""
+        """POST a new object."""
         return self.request("POST", path, body)
 
     def delete(self, path: str) -> Object:
-        """Delete, without waiting for it to be gone."""
+        """DELETE an object; do not wait until it is gone."""
         return self.request("DELETE", path)
 
     def apply(self, path: str, body: Object) -> Object:
-        """Server-side apply: create, or make it so."""
+        """Server-side apply."""
         return self.request("PATCH", f"{path}?fieldManager=oars-lab&force=true", body, "application/apply-patch+yaml")
 
     def patch(self, path: str, body: Object) -> Object:
@@ -52,7 +52,7 @@ class Api:
         return self.request("PATCH", path, body, "application/merge-patch+json")
 
     def exists(self, path: str) -> bool:
-        """Whether there is something at this path."""
+        """True if the object at this path exists."""
         try:
             self.get(path)
         except ApiError as error:
@@ -62,14 +62,14 @@ class Api:
         return True
 
     def request(self, verb: str, path: str, body: Object | None = None, kind: str = "application/json") -> Object:
-        """One request on a connection of its own."""
+        """Send one request; raise ApiError for a status of 400 or higher."""
         status, text = self.raw(verb, path, body, kind)
         if status >= 400:
             raise ApiError(status, text)
         return json.loads(text) if text.startswith("{") else {"text": text}
 
     def raw(self, verb: str, path: str, body: Object | None = None, kind: str = "application/json") -> tuple[int, str]:
-        """One request: status and text, whatever they are."""
+        """Send one request and return its status and body."""
         connection = self._connection()
         headers = {"Content-Type": kind, "User-Agent": "oars-lab"}
         if self.token:
@@ -84,7 +84,7 @@ class Api:
             connection.close()
 
     def healthy(self, path: str = "/readyz") -> bool:
-        """Whether a health path answers 200 now."""
+        """True if a health path answers 200."""
         try:
             return self.raw("GET", path)[0] == 200
         except ApiError:
@@ -98,7 +98,7 @@ class Api:
 
 
 def kubeconfig(server: str, ca: Path, token: str) -> str:
-    """A kubeconfig, as JSON: that is YAML too, and needs no library."""
+    """Return a kubeconfig as JSON, which is valid YAML and needs no library."""
     authority = base64.b64encode(ca.read_bytes()).decode()
     content = {
         "apiVersion": "v1",
@@ -112,10 +112,12 @@ def kubeconfig(server: str, ca: Path, token: str) -> str:
 
 
 def connect(config: Mapping[str, Any]) -> Api:
-    """A client from a kubeconfig's content, minified: one cluster, one user, data inline."""
+    """Return a client for a minified kubeconfig: one cluster, one user, certificates inline."""
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     if "exec" in user or "auth-provider" in user:
-        raise LabError("A kubeconfig that runs a program to log in will not do: use one with a token or a certificate.")
+        raise LabError(
+            "Kubeconfigs with exec or auth-provider plugins are not supported: use one with a token or a certificate."
+        )
     trust = ssl.create_default_context(cadata=_decoded(cluster.get("certificate-authority-data")))
     if cluster.get("insecure-skip-tls-verify"):
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE

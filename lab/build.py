@@ -1,4 +1,4 @@
-"""The Go programs of the lab, built once from the module proxy."""
+"""Build the lab's Go programs once, from the module proxy, and cache them."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from lab.errors import LabError
 
 SOURCES = Path(__file__).parent / "go"
 KUBERNETES = "v1.34.4"
-# Without these the server calls itself v0.0.0, and so do its clients.
+# Without these linker flags the server and its clients report version v0.0.0.
 _STAMP = " ".join(
     f"-X k8s.io/{package}.gitVersion={KUBERNETES} -X k8s.io/{package}.gitMajor=1 -X k8s.io/{package}.gitMinor=34"
     for package in ("component-base/version", "client-go/pkg/version")
@@ -24,7 +24,7 @@ _STAMP = " ".join(
 
 @dataclass(frozen=True)
 class Program:
-    """One Go module of a folder. `seconds` is its cold build on two cores, for the estimate."""
+    """A Go module and the package to build from it. `seconds`: duration without caches on two cores, for estimates."""
 
     name: str
     seconds: int
@@ -38,12 +38,12 @@ class Program:
 
     @property
     def key(self) -> str:
-        """The hash of everything that decides the result."""
+        """Hash of everything that determines the binary."""
         files = sorted(self.source.glob("*"))
         return cache.digest([*(file.read_bytes() for file in files), self.package.encode(), self.stamp.encode()])
 
 
-# The slowest first: it decides when the whole is done.
+# The slowest first: it determines when all are done.
 PROGRAMS = (
     Program("kubernetes", 540, stamp=_STAMP),
     Program("etcd", 60),
@@ -54,12 +54,13 @@ PROGRAMS = (
 
 
 def programs(store: Path, say: Callable[[str], None]) -> dict[str, Path]:
-    """Every program the lab runs, by name, building what the cache lacks."""
+    """Return the path of every program by name. Build those that are not in the cache."""
     missing = [program for program in PROGRAMS if not (store / program.name / program.key).exists()]
     if missing:
         guess = sum(program.seconds for program in missing) * 2 / max(2, os.cpu_count() or 2) / 60
-        say(f"building {', '.join(program.name for program in missing)}, once: about {guess:.0f} min on this machine")
-    # Two at a time: one's downloads and linking leave a core free for the other.
+        names = ", ".join(program.name for program in missing)
+        say(f"building {names} (only once): about {guess:.0f} min on this machine")
+    # Two at a time: downloading and linking use one core or none.
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda program: built(store, program, say), PROGRAMS))
     found = {program.name: folder / program.name for program, folder in zip(PROGRAMS, folders, strict=True)}
@@ -68,12 +69,12 @@ def programs(store: Path, say: Callable[[str], None]) -> dict[str, Path]:
 
 
 def complete(store: Path) -> bool:
-    """Whether everything is built, so that Go is not needed."""
+    """True if all programs are in the cache, so that Go is not needed."""
     return all((store / program.name / program.key).exists() for program in PROGRAMS)
 
 
 def built(store: Path, program: Program, say: Callable[[str], None]) -> Path:
-    """The directory that holds the program, made if the cache lacks it."""
+    """Return the directory with the program. Build it if it is not in the cache."""
 
     def make(folder: Path) -> None:
         started = time.monotonic()
@@ -87,9 +88,9 @@ def built(store: Path, program: Program, say: Callable[[str], None]) -> Path:
 
 
 def _compile(program: Program, target: Path, say: Callable[[str], None]) -> None:
-    # A checkout may be read-only or stamped by another tool: ask Go for neither.
+    # buildvcs, mod: the checkout may be read-only or belong to another version control tool.
     flags = ["-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", f"-s -w {program.stamp}"]
-    argv = ["nice", "-n", "10", "go", "build", *flags, "-o", str(target), program.package]
+    argv = ["go", "build", *flags, "-o", str(target), program.package]
     env = os.environ | {"CGO_ENABLED": "0"}
     started = time.monotonic()
     with subprocess.Popen(argv, cwd=program.source, env=env, stdout=sys.stderr, stderr=subprocess.PIPE) as build:
@@ -100,4 +101,4 @@ def _compile(program: Program, target: Path, say: Callable[[str], None]) -> None
             except subprocess.TimeoutExpired:
                 say(f"… {program.name}: {time.monotonic() - started:.0f} s of about {program.seconds}")
     if build.returncode:
-        raise LabError(f"{program.name} did not build: {errors.decode()[-2000:]}")
+        raise LabError(f"Building {program.name} failed: {errors.decode()[-2000:]}")

@@ -1,4 +1,4 @@
-"""Things that are slow to make, kept outside the checkout under the hash of what they are made of."""
+"""A content-addressed cache outside the checkout for things that are slow to build."""
 
 import fcntl
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """A name for content: the same parts, the same name."""
+    """Return a short hash of the parts."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(hashlib.sha256(part).digest())
@@ -18,7 +18,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a file lock; it ends with the process, so a crash leaves none behind."""
+    """Hold an exclusive file lock. The kernel releases it when the process ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -26,9 +26,9 @@ def lock(path: Path) -> Iterator[None]:
 
 
 def kept(cache: Path, name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The directory `name/key`, made by `make` if nobody has yet.
+    """Return the directory `name/key`; call `make` to fill it if it does not exist.
 
-    Two at once: the second waits and finds it done. Half-made: it never has the final name.
+    Of two concurrent callers the second waits for the first. An incomplete directory never gets the final name.
     """
     final = cache / name / key
     if final.exists():

@@ -1,19 +1,18 @@
-"""The cage: one network, mount and process namespace that holds the whole lab.
+"""The cage: one network, mount and PID namespace that contains the whole lab.
 
-Everything the lab runs (etcd to the last container) is a child of the cage's own process 1.
-When that one process dies, by `down` or by a crash, the kernel ends all the others and takes
-away every mount, device, route and nftables rule made inside. So nothing can be left behind,
-two labs cannot meet, and no port of the machine is taken.
+Everything that the lab runs, from etcd to the last container, is a descendant of the cage's process 1. When that
+process ends, by `down` or by a crash, the kernel kills all others and removes every mount, device, route and nftables
+rule in the cage. Nothing is left behind, labs do not interfere with each other, and no port of the machine is used.
 
-Run as a program, because namespaces are entered by a fork that must not be the caller's:
+It is a program of its own because the fork that enters the namespaces must not happen in the caller:
     cage.py make VARLOG          prints the pid of the new cage's process 1
-    cage.py enter PID LOG CMD..  prints the pid of CMD, started inside
-and waits for the line "keep" before the new process goes on: it runs only once its pid is
-written down. If the caller dies first, so does the new process.
-Standard library only, and no import of the lab: it runs isolated (`python -I`).
+    cage.py enter PID LOG CMD..  starts CMD inside and prints its pid
+It then waits for the line "keep" before the new process continues, so that a process runs only after its pid has been
+recorded. If the caller dies first, the new process ends too.
+It runs isolated (`python -I`): standard library only, no imports from the lab.
 """
 
-# ruff: noqa: T201 - what it prints is its answer
+# ruff: noqa: T201 - it prints pids for its caller
 
 import ctypes
 import os
@@ -28,13 +27,13 @@ REC, PRIVATE, SHARED, BIND = 0x4000, 1 << 18, 1 << 20, 0x1000
 
 
 def make(varlog: str) -> int:
-    """Start a cage; return its process 1 as seen from outside."""
+    """Create a cage; return the pid of its process 1 outside the cage."""
     _call("unshare", NEWNS | NEWPID | NEWNET)
     return _forked(lambda: _furnish(varlog), _reap_forever)
 
 
 def enter(init: int, log: str, argv: list[str]) -> int:
-    """Start a command inside the cage; return its pid as seen from outside."""
+    """Start a command inside the cage; return its pid outside the cage."""
     spaces = [os.open(f"/proc/{init}/ns/{kind}", os.O_RDONLY) for kind in ("net", "pid", "mnt")]
     for space in spaces:
         _call("setns", space, 0)
@@ -43,14 +42,14 @@ def enter(init: int, log: str, argv: list[str]) -> int:
 
 
 def _forked(prepare: Callable[[], None], run: Callable[[], None]) -> int:
-    """Fork a child that prepares itself, waits to be kept, and runs. It never returns."""
+    """Fork a child that prepares itself, waits for the line "keep", and runs. The child never returns."""
     ready, tell_ready = os.pipe()
     keep, tell_keep = os.pipe()
     pid = os.fork()
     if pid:
         os.close(tell_ready)
         if os.read(ready, 1) != b"+":
-            raise SystemExit("could not be started: see the message above")
+            raise SystemExit("the process could not be started: see the message above")
         print(pid, flush=True)
         if sys.stdin.readline() == "keep\n":
             os.write(tell_keep, b"+")
@@ -63,19 +62,19 @@ def _forked(prepare: Callable[[], None], run: Callable[[], None]) -> int:
         os.close(tell_ready)
         if os.read(keep, 1) == b"+":
             run()
-    except BaseException:  # noqa: BLE001 - the child must say why and never run on as its parent
+    except BaseException:  # noqa: BLE001 - the child must print the error and never continue as its parent
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def _furnish(varlog: str) -> None:
-    """Give the cage its own /proc, /run and /var/log, unseen from outside."""
+    """Mount a private /proc, /run and /var/log."""
     _mount(None, "/", None, REC | PRIVATE)
     _mount("proc", "/proc", "proc")
     _mount("tmpfs", "/run", "tmpfs")
     _mount(varlog, "/var/log", None, BIND)
-    # As on an ordinary node: volumes mounted by the kubelet must reach running containers.
+    # Shared, as on an ordinary node: volumes that the kubelet mounts must appear in running containers.
     _mount(None, "/", None, REC | SHARED)
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     os.chdir("/")
@@ -90,7 +89,7 @@ def _redirect(log: str) -> None:
 
 
 def _reap_forever() -> None:
-    """Be a good process 1: orphans (every container's shim is one) are ours to bury."""
+    """Reap orphaned processes, as process 1 must; every container's shim is one."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         signal.sigwait({signal.SIGCHLD})

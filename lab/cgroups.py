@@ -1,4 +1,4 @@
-"""The one cgroup below which every pod of the lab lives."""
+"""The cgroup that contains all pods of a lab."""
 
 import os
 from pathlib import Path
@@ -9,23 +9,23 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def make(name: str) -> None:
-    """Make the lab's cgroup in every hierarchy: the kubelet wants it there."""
+    """Create the lab's cgroup in every hierarchy; the kubelet requires it."""
     cpus = os.cpu_count() or 1
     for hierarchy in _hierarchies():
         (hierarchy / name).mkdir(exist_ok=True)
-        # All pods together weigh as much as the machine has cores; one task's weight would starve them.
+        # The default weight is that of a single process: all pods together would starve.
         for file, each in (("cpu.shares", 1024), ("cpu.weight", 100)):
             if (hierarchy / name / file).exists():
                 (hierarchy / name / file).write_text(str(each * cpus))
 
 
 def found(name: str) -> list[Path]:
-    """Where it exists now."""
+    """Return the directories of the cgroup that exist."""
     return [hierarchy / name for hierarchy in _hierarchies() if (hierarchy / name).is_dir()]
 
 
 def remove(name: str) -> None:
-    """Remove it and all below, once the last process in it is gone."""
+    """Wait until the cgroup has no processes, then remove it and its children."""
     until(f"cgroup {name} is empty and removed", lambda: _removed(name), 90)
 
 
@@ -40,7 +40,7 @@ def _removed(name: str) -> bool:
 
 
 def _hierarchies() -> list[Path]:
-    """All v1 hierarchies, or the single v2 one."""
+    """Return all v1 hierarchies, or the single v2 hierarchy."""
     if (ROOT / "cgroup.procs").exists():
         return [ROOT]
     return sorted({child.resolve() for child in ROOT.iterdir() if (child / "cgroup.procs").exists()})

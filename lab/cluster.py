@@ -1,4 +1,4 @@
-"""One lab: start it, mend it, stop it."""
+"""Start, repair and stop a lab."""
 
 import json
 import shutil
@@ -18,12 +18,12 @@ from lab.process import Process
 from lab.settings import Settings
 from lab.wait import until
 
-# What says that a directory is a lab's.
+# Marks a directory as a lab's.
 MARK = "oars-lab"
-# What says that no person started what runs in it, but tests did.
+# Marks a lab that was started by tests, not by a person.
 STARTED_BY_TESTS = "started-by-tests"
 CONFIG = Path(__file__).parent / "config"
-# kubeconfigs of the components, by the user each of them is
+# kubeconfig file of each component -> its user
 USERS = {
     "kubeconfig": "admin",
     "kube-controller-manager.kubeconfig": "system:kube-controller-manager",
@@ -34,11 +34,11 @@ USERS = {
 
 
 def quiet(_: str) -> None:
-    """Say nothing."""
+    """Discard the message."""
 
 
 class Lab:
-    """The lab of one directory. Every method may be called at any time, in any state."""
+    """The lab in one directory. Every method may be called at any time, in any state."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None] = quiet) -> None:
         self.settings = settings
@@ -47,70 +47,70 @@ class Lab:
 
     @cached_property
     def binaries(self) -> dict[str, Path]:
-        """The programs, built on first use."""
+        """Paths of the programs; they are built on first use."""
         return programs(self.settings.cache, self.say)
 
     @property
     def name(self) -> str:
-        """What this lab's cgroup is called."""
+        """Name of the lab's cgroup."""
         return f"oars-lab-{self.settings.id}"
 
     @property
     def api(self) -> Api:
-        """A client with all rights."""
+        """Client with administrator rights."""
         if not self.settings.kubeconfig.exists():
             raise LabError("The lab is not up: run `python -m lab up`.")
         return connect(json.loads(self.settings.kubeconfig.read_text()))
 
     @property
     def init(self) -> Process | None:
-        """The cage's process 1, if the cage stands."""
+        """The cage's process 1, or None if the cage does not exist."""
         found = process.saved(self.dir / "cage.pid")
         return found if found and found.alive else None
 
     @property
     def network(self) -> Network:
-        """The addresses in use."""
+        """The lab's addresses."""
         path = self.dir / "network.json"
         if not path.exists():
             raise LabError("The lab is not up: run `python -m lab up`.")
         return Network(**json.loads(path.read_text()))
 
     def component(self, name: str) -> Process | None:
-        """A component's process, if it runs."""
+        """Return a component's process, or None if it does not run."""
         found = process.saved(self.dir / "pids" / name)
         return found if found and found.alive else None
 
     def running(self) -> list[str]:
-        """The components that run."""
+        """Return the names of the components that run."""
         return [name for name in components.ALL if self.component(name)]
 
     # -- starting ------------------------------------------------------------------------
 
     def up(self, with_node: bool = True) -> None:
-        """Bring up whatever is not: nothing, something or everything may be running."""
+        """Start every component that does not run."""
         needs.install(complete(self.settings.cache), self.say)
         _ = self.binaries
         with self.locked():
             site = self._site()
             self._start(site, "etcd")
             if with_node:
-                # It needs nobody, and is ready by the time the apiserver is.
+                # It depends on nothing, and is ready by the time the API server is.
                 self._start(site, "containerd")
             self._up_control_plane(site)
             if with_node:
                 self._up_node(site)
 
     def _up_control_plane(self, site: Site) -> None:
-        # An apiserver that comes first backs off from etcd for up to 25 s; the others end
-        # themselves if they come before their roles do. So each waits for the one before.
+        # In this order, each one ready before the next starts: an API server that starts before etcd backs off for up
+        # to 25 s, and the other components exit if their RBAC roles do not exist yet.
         for name in SERVERS:
             self._start(site, name)
             self._ready(site, name)
         self._follow(site, *CONTROL_PLANE)
 
     def _follow(self, site: Site, *wanted: str) -> None:
-        """Have those run that are wanted or ran in this cluster before, and none that is older than its servers."""
+        """Start the dependent components that are wanted or ran before; restart those older than the servers."""
         servers = [server for server in map(self.component, SERVERS) if server]
         chosen = [name for name in FOLLOWERS if name in wanted or (self.dir / "pids" / name).exists()]
         for name in chosen:
@@ -132,7 +132,7 @@ class Lab:
         node.await_ready(self.api, site.network)
 
     def start(self, name: str) -> None:
-        """Bring back one component, and wait until it and those that follow it are well."""
+        """Start one component, and wait until it and the components that depend on it are healthy."""
         with self.locked():
             site = self._site()
             self._start(site, name)
@@ -143,7 +143,7 @@ class Lab:
                 self._follow(site)
 
     def _site(self) -> Site:
-        """The cage, the addresses, the trust and the files: made, or as they are."""
+        """Create whatever is missing: cage, addresses, certificates, configuration files."""
         addresses = self._caged()
         trust = pki.make(self.dir, addresses)
         site = Site(self.dir, addresses, trust, self.binaries, self.name)
@@ -157,7 +157,7 @@ class Lab:
         (self.dir / "varlog").mkdir(exist_ok=True)
         init = process.caged(["make", self.dir / "varlog"], self.dir / "cage.pid")
         cgroups.make(self.name)
-        # One lab at a time looks for a free range, and takes it before the next one looks.
+        # Locked: another lab must not choose the same range before this one uses it.
         with cache.lock(self.settings.cache / "locks" / "network"):
             addresses = network.choose(self.settings.id)
             network.join(addresses, init.pid)
@@ -178,14 +178,16 @@ class Lab:
             return
         init = self.init
         if not init:
-            raise LabError("The lab ended while it was starting: see its logs, then run `up` again.")
+            raise LabError(
+                "The lab stopped while it was starting: see `python -m lab logs`, then run `python -m lab up` again."
+            )
         self.settings.logs.mkdir(exist_ok=True)
         log = self.settings.logs / f"{name}.log"
         process.caged(["enter", str(init.pid), log, *components.command(name, site)], self.dir / "pids" / name)
 
     def _ready(self, site: Site, name: str) -> None:
-        """Wait until a component says it is well. One that ends is started once more: it may be what an `up` that was
-        killed left, which ends a moment after we saw it."""
+        """Wait until a component is healthy. Start it once more if it exits: a component that a killed `up` left may
+        exit a moment after we saw it."""
         try:
             self._await_well(name)
         except Ended:
@@ -193,50 +195,50 @@ class Lab:
             self._await_well(name)
 
     def _await_well(self, name: str) -> None:
-        """A dead one is not waited for."""
+        """Wait until a component is healthy. Raise Ended if it exits."""
 
         def well() -> bool:
             if not self.component(name):
-                raise Ended(f"{name} ended: {self.tail(name)}")
+                raise Ended(f"{name} exited: {self.tail(name)}")
             return self.healthy(name)
 
         until(f"{name} is ready", well, 120)
 
     def healthy(self, name: str) -> bool:
-        """Whether a component says that it is well."""
+        """True if a component reports that it is healthy."""
         address = components.health(name, self.network)
         return health.answers(address) if address else node.containerd_answers(self.dir)
 
     def tail(self, name: str, lines: int = 5) -> str:
-        """The end of a component's log."""
+        """Return the last lines of a component's log."""
         path = self.settings.logs / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "it left no log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else "there is no log"
 
     # -- stopping ------------------------------------------------------------------------
 
     def down(self) -> None:
-        """Stop everything and leave nothing but files (images, logs, certificates)."""
+        """Stop everything. Only files stay: images, logs, certificates."""
         if not (self.dir / MARK).exists():
             return
         with self.locked():
             containerd = self.component("containerd")
             if containerd:
-                # The only one with a database that outlives the lab: let it close.
+                # Its database outlives the lab and must be closed properly.
                 containerd.stop(5)
             self._clear_cage()
             for folder in ("etcd", "kubelet", "varlog", "pids"):
                 shutil.rmtree(self.dir / folder, ignore_errors=True)
-            # What comes next may be a person's.
+            # The next lab in this directory may be a person's.
             (self.dir / STARTED_BY_TESTS).unlink(missing_ok=True)
 
     def reset(self) -> None:
-        """`down`, and delete the lab's files too; the cache of built things stays."""
+        """Stop the lab and delete its files. The shared cache stays."""
         if (self.dir / MARK).exists():
             self.down()
             shutil.rmtree(self.dir, ignore_errors=True)
 
     def _clear_cage(self) -> None:
-        """End the cage, if any, and wait for all that dies with it."""
+        """Kill the cage, if there is one, and wait until everything in it is gone."""
         found = process.saved(self.dir / "cage.pid")
         if found:
             found.kill()
@@ -246,26 +248,26 @@ class Lab:
             path.unlink(missing_ok=True)
 
     def claim(self) -> None:
-        """Make the directory ours; `reset` deletes it whole, so it must never be anybody else's."""
+        """Mark the directory as the lab's. `reset` deletes it, so it must not contain anything else."""
         if (self.dir / MARK).exists():
             return
         if self.dir.exists() and any(self.dir.iterdir()):
-            raise LabError(f"{self.dir} holds things that are not the lab's: choose an empty or a new directory.")
+            raise LabError(f"{self.dir} contains files that are not the lab's: choose an empty or new directory.")
         self.dir.mkdir(parents=True, exist_ok=True)
         (self.dir / MARK).touch()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One change at a time."""
+        """Hold the lab's lock: one change at a time."""
         self.claim()
         with cache.lock(self.dir / "lock"):
             yield
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file only its owner may read: most of them hold a token.
+    """Write a file that only its owner may read: most contain a token.
 
-    One that is as it should be stays untouched: kube-proxy ends itself when its file is written.
+    Leave the file alone if it has the right content: kube-proxy exits when its file changes.
     """
     if path.exists() and path.read_text() == text:
         return

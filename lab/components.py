@@ -1,4 +1,4 @@
-"""What the lab runs: one command line and one health address each."""
+"""Command line and health address of each component."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from lab.pki import Pki
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE = ("containerd", "kubelet", "kube-proxy", "coredns")
 ALL = (*CONTROL_PLANE, *NODE, "kwok")
-# Who begins anew when one of the first two does. Elsewhere they lose their leases with the API server, end and are
-# started again. Here nobody competes for a lease, and left alone they would ask again after a pause that grows to a
-# minute: the cluster would stand, and do nothing.
+# Components to restart after one of the servers was restarted. In other clusters they lose their leases with the API
+# server, exit and are restarted. Here they hold no leases; they would retry after a backoff of up to a minute, and the
+# cluster would do nothing meanwhile.
 SERVERS = CONTROL_PLANE[:2]
 FOLLOWERS = (*CONTROL_PLANE[2:], "kwok")
 
 PAUSE = "oars.lab/pause:1"
 ETCD = "http://127.0.0.1:2379"
-# What the one Kubernetes binary answers to.
+# Names under which the combined Kubernetes binary is called.
 KUBERNETES_NAMES = (*CONTROL_PLANE[1:], "kubelet", "kube-proxy", "kubectl")
 
 
 @dataclass(frozen=True)
 class Site:
-    """Everything a command line may mention."""
+    """Values that command lines are made of."""
 
     dir: Path
     network: Network
@@ -33,7 +33,7 @@ class Site:
     cgroup: str
 
     def values(self) -> dict[str, str]:
-        """The names the files in lab/config may use."""
+        """Return the variables that the files in lab/config may use."""
         network = self.network
         return {
             "dir": str(self.dir),
@@ -47,13 +47,13 @@ class Site:
 
 
 def command(name: str, site: Site) -> list[str]:
-    """The command line of a component."""
+    """Return the command line of a component."""
     program = str(site.binaries.get(name, name))
     return [program, *_ARGUMENTS[name](site)]
 
 
 def health(name: str, network: Network) -> str | None:
-    """Where a component says that it is well; containerd has no such address."""
+    """Return a component's health address; containerd has none."""
     node = network.node
     return {
         "etcd": f"http://{node}:2381/health",
@@ -77,7 +77,7 @@ def _etcd(site: Site) -> list[str]:
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
         f"--listen-metrics-urls=http://{site.network.node}:2381",
-        # Its data need not outlive the machine, and fsync is most of what a small disk does.
+        # The data need not survive a crash of the machine, and fsync would dominate the disk.
         "--unsafe-no-fsync",
         "--log-level=warn",
     ]
@@ -99,7 +99,7 @@ def _apiserver(site: Site) -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
         f"--service-account-key-file={pki.path('service-accounts.pub')}",
         f"--service-account-signing-key-file={pki.path('service-accounts.key')}",
-        # exec, logs and port-forward go from the apiserver to the kubelet
+        # for exec, logs and port-forward, which the API server forwards to the kubelet
         f"--kubelet-certificate-authority={pki.path('ca.crt')}",
         f"--kubelet-client-certificate={pki.path('kubelet-client.crt')}",
         f"--kubelet-client-key={pki.path('kubelet-client.key')}",
@@ -119,9 +119,9 @@ def _controller_manager(site: Site) -> list[str]:
         f"--cluster-signing-key-file={pki.path('ca.key')}",
         f"--service-account-private-key-file={pki.path('service-accounts.key')}",
         "--use-service-account-credentials=true",
-        # One of each: waiting for a dead leader's lease would only slow a restart.
+        # There is only one: leader election would only delay a restart.
         "--leader-elect=false",
-        # The client's own brake (20 a second) would make 500 pods take half a minute.
+        # With the default rate limit of 20 requests/s, 500 pods take half a minute.
         "--kube-api-qps=300",
         "--kube-api-burst=600",
         "--node-monitor-grace-period=60s",

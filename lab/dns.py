@@ -1,4 +1,4 @@
-"""One DNS question, asked of one server: the proof that names work."""
+"""Check a DNS server with one query."""
 
 import secrets
 import socket
@@ -6,7 +6,7 @@ import struct
 
 
 def resolves(server: str, name: str, seconds: float = 0.5) -> bool:
-    """Whether `server` answers an address for `name` within `seconds`."""
+    """True if `server` resolves `name` to an address within `seconds`."""
     number = secrets.randbelow(1 << 16)
     labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split("."))
     question = struct.pack(">6H", number, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", 1, 1)

@@ -1,14 +1,14 @@
-"""What can go wrong, each with a sentence a person can act on.
+"""Errors of the lab.
 
 LabError
-├── Unavailable   this machine cannot run the lab at all: tests skip (or fail, with CI set)
-├── Ended         a component is no more
-└── Timeout       something was started and did not become ready before its deadline
+├── Unavailable   this machine cannot run the lab: tests are skipped, or fail if CI is set
+├── Ended         a component exited
+└── Timeout       a condition did not become true before its deadline
 """
 
 
 class LabError(Exception):
-    """The lab could not do what was asked."""
+    """The lab could not perform an operation."""
 
 
 class Unavailable(LabError):
@@ -16,8 +16,8 @@ class Unavailable(LabError):
 
 
 class Timeout(LabError):
-    """A wait ran into its deadline; the message says what was waited for."""
+    """A condition did not become true in time; the message names it."""
 
 
 class Ended(LabError):
-    """A component is no more."""
+    """A component exited."""

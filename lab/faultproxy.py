@@ -1,11 +1,11 @@
-"""A proxy between a client and the apiserver that fails on purpose, and remembers everything.
+"""A proxy between a client and the API server that injects faults and records every request.
 
     script = Script([Rule(Answer(409), verb="update", times=1)], seed=7)
     with running(FaultProxy(api, script)) as proxy:
         ...                        # the client talks to proxy.address
         proxy.count(verb="create", resource="pods")
 
-It speaks HTTP/1.1 on loopback, one request per connection to the apiserver: simple, and enough.
+It serves HTTP/1.1 on loopback and opens one connection to the API server per request.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ Certificate = tuple[Path, Path]
 
 
 class Cut(Exception):
-    """The client's connection is to be closed without another word."""
+    """Close the client's connection without a response."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One request, and what became of it."""
+    """A request and the fault that was injected."""
 
     number: int
     request: Request
@@ -41,7 +41,7 @@ class Record:
 
 @dataclass
 class FaultProxy:
-    """Serves one client; the script may be changed at any time."""
+    """Proxy for one client. The script may be replaced at any time."""
 
     upstream: api.Api
     script: Script = field(default_factory=Script)
@@ -55,27 +55,27 @@ class FaultProxy:
     _clients: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def count(self, **wanted: str) -> int:
-        """How many requests had these fields, such as verb="create"."""
+        """Count the requests with these fields, such as verb="create"."""
         return sum(wanted.items() <= asdict(record.request).items() for record in self.records)
 
     @property
     def writes(self) -> list[Record]:
-        """The requests that change the cluster, in order."""
+        """The requests that modify the cluster, in order."""
         return [record for record in self.records if record.request.writes]
 
     def revive(self) -> None:
-        """Let the client's next life in."""
+        """Accept connections again: the client was restarted."""
         self.dead = False
 
     def write_kubeconfig(self, config: Mapping[str, Any], path: Path) -> None:
-        """The same kubeconfig, by way of the proxy."""
+        """Write a copy of the kubeconfig that uses the proxy."""
         cluster = config["clusters"][0]
         changed = {**cluster, "cluster": {**cluster["cluster"], "server": self.address}}
         path.write_text(json.dumps({**config, "clusters": [changed]}))
         self.kubeconfig = path
 
     async def serve(self) -> asyncio.Server:
-        """Listen on loopback, on a port of the kernel's choice."""
+        """Listen on a free port of the loopback interface."""
         self._loop = asyncio.get_running_loop()
         trust = None
         if self.certificate:
@@ -87,7 +87,7 @@ class FaultProxy:
         return server
 
     def hang_up(self) -> None:
-        """Close every client's connection; may be called from any thread."""
+        """Close all client connections. Thread-safe."""
         for writer in list(self._clients):
             self._loop.call_soon_threadsafe(writer.transport.abort)
 
@@ -98,11 +98,11 @@ class FaultProxy:
         try:
             while not self.dead and (head := await wire.read_head(reader)):
                 body = await wire.read_body(reader, head, open_ended=False)
-                if self.dead:  # it died on another connection meanwhile
+                if self.dead:  # it died on another connection in the meantime
                     break
                 await self._exchange(head, body, (reader, writer))
         except (Cut, ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, asyncio.CancelledError):
-            pass  # whatever it was, the connection is over
+            pass  # in each case the connection is closed
         finally:
             self._clients.discard(writer)
             writer.transport.abort()
@@ -126,7 +126,7 @@ class FaultProxy:
 
     async def _end(self, fault: Fault, applied: bool, message: tuple[wire.Head, bytes]) -> None:
         if isinstance(fault, Die):
-            # Before the write is made: nothing the client sends meanwhile may pass.
+            # Before the last write: nothing else that the client sends may pass.
             self.dead = True
         if applied:
             reader, writer = await self._ask(*message, last=True)
@@ -138,7 +138,7 @@ class FaultProxy:
             self.on_death()
         raise Cut
 
-    # -- the apiserver's side ------------------------------------------------------------
+    # -- the API server's side -----------------------------------------------------------
 
     async def _forward(self, request: Request, fault: Fault, message: tuple[wire.Head, bytes], client: Streams) -> None:
         try:
@@ -162,7 +162,7 @@ class FaultProxy:
             writer.transport.abort()
 
     async def _ask(self, head: wire.Head, body: bytes, last: bool = False) -> Streams:
-        """Of a client that died before this went out, nothing goes out but its `last` write."""
+        """Send a request to the API server. If the client is dead, only its `last` write is sent."""
         url = urlsplit(self.upstream.server)
         port = url.port or (443 if url.scheme == "https" else 80)
         trust = self.upstream.trust if url.scheme == "https" else None
@@ -188,7 +188,7 @@ def _target(head: wire.Head) -> str:
 
 
 async def _whole(head: wire.Head, reader: asyncio.StreamReader) -> bytes:
-    """An answer that has an end, read to it."""
+    """Read a response that is not a stream."""
     content = await wire.read_body(reader, head, open_ended=True)
     return wire.response(head.line, head.without("transfer-encoding", "content-length", "connection"), content)
 
@@ -199,7 +199,7 @@ async def _send(client: Streams, content: bytes) -> None:
 
 
 async def _stream(head: wire.Head, reader: asyncio.StreamReader, client: Streams, fault: Fault) -> None:
-    """Pass a stream on, event by event, until its end or the fault's."""
+    """Forward a stream until it ends or the fault ends it."""
     left = fault.events if isinstance(fault, EndWatch) else None
     await _send(client, head.encode())
     if left == 0:
@@ -219,7 +219,7 @@ async def _stream(head: wire.Head, reader: asyncio.StreamReader, client: Streams
 
 
 async def _end_stream(client: Streams, fault: Fault) -> None:
-    """The three ends of a watch. A silent one lasts until the client gives up."""
+    """End a watch in one of three ways; a silent watch stays open until the client closes it."""
     assert isinstance(fault, EndWatch)
     if fault.how == "silent":
         await client[0].read()
@@ -229,7 +229,7 @@ async def _end_stream(client: Streams, fault: Fault) -> None:
 
 
 async def _splice(head: wire.Head, client: Streams, server: Streams) -> None:
-    """After an upgrade (exec, port-forward) bytes pass as they are, both ways."""
+    """Forward bytes both ways after an upgrade (exec, port-forward)."""
     await _send(client, head.encode())
     ways = [asyncio.create_task(_copy(client[0], server[1])), asyncio.create_task(_copy(server[0], client[1]))]
     try:
@@ -247,12 +247,12 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
             await target.drain()
 
 
-# -- for tests that are not asynchronous themselves --------------------------------------
+# -- for synchronous tests ---------------------------------------------------------------
 
 
 @contextmanager
 def running(proxy: FaultProxy) -> Iterator[FaultProxy]:
-    """Serve in a thread until the block ends."""
+    """Run the proxy in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="fault-proxy", daemon=True)
     thread.start()

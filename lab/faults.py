@@ -1,7 +1,7 @@
-"""Faults to come between a client and the apiserver, and the seeded script that deals them out.
+"""Faults between a client and the API server, and the seeded script that chooses them.
 
-Nothing here does input or output: a script is asked about one request after another and says
-what shall happen to each. The same seed and the same requests give the same faults.
+This module does no input or output: a script chooses a fault for each request. The same seed and the same requests
+give the same faults.
 """
 
 import random
@@ -19,7 +19,7 @@ STREAMS = frozenset(["log", "exec", "attach", "portforward", "proxy"])
 
 @dataclass(frozen=True)
 class Request:
-    """What a request asks for, in Kubernetes' own words."""
+    """A request in Kubernetes' terms."""
 
     verb: str
     resource: str
@@ -30,12 +30,12 @@ class Request:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes the cluster; running a command in a pod does not count."""
+        """True if it modifies the cluster; exec in a pod does not count."""
         return self.verb in WRITES and self.subresource not in STREAMS
 
     @property
     def streams(self) -> bool:
-        """Whether its answer goes on and on."""
+        """True if the response is a stream."""
         return self.verb == "watch" or self.subresource in STREAMS
 
 
@@ -46,28 +46,28 @@ class Pass:
 
 @dataclass(frozen=True)
 class Delay:
-    """The request reaches the apiserver only after `seconds`."""
+    """Forward the request after `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Drop:
-    """The connection is closed without an answer; `applied`: after the apiserver has done it."""
+    """Close the connection without a response; if `applied`, after the API server has handled the request."""
 
     applied: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The proxy answers itself: 409, 410, 429, 500 and the like."""
+    """Respond with this status without asking the API server."""
 
     status: int
 
 
 @dataclass(frozen=True)
 class EndWatch:
-    """After `events` events a watch is cut, falls silent, or expires (410 as an event)."""
+    """After `events` events cut the watch, send nothing more, or send a 410 event (expired)."""
 
     events: int = 0
     how: Literal["cut", "silent", "expired"] = "cut"
@@ -75,14 +75,14 @@ class EndWatch:
 
 @dataclass(frozen=True)
 class Stale:
-    """A read gets the answer that the last true read of the same path got."""
+    """Repeat the response to the previous read of the same path."""
 
 
 @dataclass(frozen=True)
 class Die:
-    """The client's last request: everything of it is refused from here on.
+    """Refuse everything from the client from this request on, as if it had died.
 
-    `applied`: the apiserver still does it, but the client never hears of it.
+    If `applied`, the API server still handles this request, but the client gets no response.
     """
 
     applied: bool = True
@@ -93,7 +93,7 @@ Fault = Pass | Delay | Drop | Answer | EndWatch | Stale | Die
 
 @dataclass(frozen=True)
 class Rule:
-    """Which requests a fault strikes; patterns as in file names."""
+    """The requests that get a fault; fields are file name patterns."""
 
     fault: Fault
     verb: str = "*"
@@ -105,7 +105,7 @@ class Rule:
     chance: float = 1.0
 
     def matches(self, request: Request) -> bool:
-        """Whether this rule speaks of such a request."""
+        """True if the request matches the rule's patterns."""
         verb_fits = request.writes if self.verb == "write" else fnmatchcase(request.verb, self.verb)
         return (
             verb_fits
@@ -116,13 +116,13 @@ class Rule:
 
 
 def die_after(write: int, applied: bool = True) -> Rule:
-    """The client dies at its n-th write, counted from 1."""
+    """Return a rule that lets the client die at its n-th write, counted from 1."""
     return Rule(Die(applied), verb="write", skip=write - 1, times=1)
 
 
 @dataclass
 class Script:
-    """Rules in order: the first one that strikes decides."""
+    """Rules in order: the first one that applies chooses the fault."""
 
     rules: Sequence[Rule] = ()
     seed: int = 0
@@ -133,7 +133,7 @@ class Script:
         self._random = random.Random(self.seed)
 
     def decide(self, request: Request) -> Fault:
-        """What happens to this request."""
+        """Choose the fault for a request."""
         for number, rule in enumerate(self.rules):
             if rule.matches(request) and self._strikes(number, rule):
                 return rule.fault
@@ -144,7 +144,7 @@ class Script:
         struck = self._struck.get(number, 0)
         if seen <= rule.skip or (rule.times is not None and struck >= rule.times):
             return False
-        # Drawn only when it matters, so that a sure rule does not shift the luck of the others.
+        # Draw a random number only if needed, so that rules without a chance do not change the sequence.
         if rule.chance < 1 and self._random.random() >= rule.chance:
             return False
         self._struck[number] = struck + 1
@@ -152,7 +152,7 @@ class Script:
 
 
 def parse(method: str, target: str, agent: str = "", body: bytes = b"") -> Request:
-    """Read a request as the apiserver would. A new object's name is in its body only."""
+    """Parse a request as the API server does. The name of a new object is in the body only."""
     url = urlsplit(target)
     query = parse_qs(url.query)
     parts = [part for part in url.path.split("/") if part]
@@ -160,7 +160,7 @@ def parse(method: str, target: str, agent: str = "", body: bytes = b"") -> Reque
     if rest is None:
         return Request(method.lower(), url.path, agent=agent)
     namespace = ""
-    # /namespaces/x/pods is something in x; /namespaces/x is x itself, as are its own subresources.
+    # /namespaces/x/pods is a resource in x; /namespaces/x and its subresources are the namespace itself.
     if len(rest) > 2 and rest[0] == "namespaces" and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
     resource, name, subresource = [*rest, "", "", ""][:3]
@@ -171,7 +171,7 @@ def parse(method: str, target: str, agent: str = "", body: bytes = b"") -> Reque
 
 
 def _after_version(parts: list[str]) -> list[str] | None:
-    """The path below the group and version, if it names a resource."""
+    """Return the part of the path below group and version, or nothing if it names no resource."""
     if parts[:1] == ["api"] and len(parts) > 2:
         return parts[2:]
     if parts[:1] == ["apis"] and len(parts) > 3:

@@ -1,8 +1,8 @@
 """Fixtures for tests on a real Kubernetes: `pytest -p lab.fixtures`, or in the root conftest
 `pytest_plugins = ["lab.fixtures"]`.
 
-One lab serves the whole run: started on first use, reused if it is already up, and stopped
-at the end by the last run that uses it, unless a person started it.
+One lab serves the whole run. It is started on first use, reused if it is already up, and stopped at the end by the
+last run that uses it, unless a person started it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster_with_node(cluster: Cluster) -> Cluster:
-    """The same cluster, with its real node up."""
+    """The same cluster with a real node."""
     if cluster.lab:
         cluster.lab.up()
     return cluster
@@ -47,14 +47,14 @@ def cluster_with_node(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def kube_api(cluster: Cluster) -> Iterator[Kube]:
-    """A fresh namespace on a real apiserver, scheduler and controllers; no node, so no pod runs."""
+    """A new namespace on a real control plane without a node: pods do not run."""
     with kubes.fresh_namespace(cluster, has_node=False) as kube:
         yield kube
 
 
 @pytest.fixture
 def kube(cluster_with_node: Cluster) -> Iterator[Kube]:
-    """A fresh namespace on a cluster whose pods really run."""
+    """A new namespace on a cluster with a real node: pods run."""
     with kubes.fresh_namespace(cluster_with_node, has_node=True) as kube:
         yield kube
 
@@ -63,26 +63,26 @@ def kube(cluster_with_node: Cluster) -> Iterator[Kube]:
 def lab(cluster: Cluster) -> Lab:
     """The lab itself, for tests that break it."""
     if not cluster.lab:
-        pytest.skip("This test breaks its cluster: it runs on the lab only, not with OARS_TEST_KUBECONFIG.")
+        pytest.skip("This test disrupts its cluster: it runs in the lab only, not with OARS_TEST_KUBECONFIG.")
     return cluster.lab
 
 
 @pytest.fixture
 def kwok(lab: Lab) -> Iterator[Callable[[int], list[str]]]:
-    """`kwok(n)`: have n simulated nodes. Their pods need `lab.kwok.POD` in their spec."""
+    """`kwok(n)`: create n simulated nodes. Pods for them need `lab.kwok.POD` in their spec."""
     yield lambda count: simulated.up(lab, count)
     simulated.down(lab)
 
 
 @pytest.fixture
 def outage(lab: Lab) -> Callable[[str], AbstractContextManager[None]]:
-    """`with outage("kubelet"):` kill -9 a component; it is back when the block ends."""
+    """`with outage("kubelet"):` kill a component; it runs again when the block ends."""
     return lambda component: harm.outage(lab, component)
 
 
 @pytest.fixture
 def crash(lab: Lab) -> Callable[[Object, str], None]:
-    """`crash(pod, "head")`: kill -9 a container, which is then started again."""
+    """`crash(pod, "head")`: kill a container, which the kubelet restarts."""
     return lambda pod, container: harm.crash(lab, pod, container)
 
 
@@ -94,14 +94,14 @@ def cut(lab: Lab) -> Callable[[Object], AbstractContextManager[None]]:
 
 @pytest.fixture
 def enforced(lab: Lab) -> Iterator[None]:
-    """NetworkPolicies hold while this test runs."""
+    """Enforce NetworkPolicies during the test."""
     with policies.enforced(lab):
         yield
 
 
 @pytest.fixture
 def quota() -> Callable[[Kube, Mapping[str, str]], AbstractContextManager[None]]:
-    """`with quota(kube, {"pods": "2"}):` the namespace holds no more than this."""
+    """`with quota(kube, {"pods": "2"}):` the namespace has this quota."""
     return harm.quota
 
 
@@ -113,7 +113,7 @@ def taint() -> Callable[..., AbstractContextManager[None]]:
 
 @pytest.fixture
 def fault_proxy(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., FaultProxy]]:
-    """`fault_proxy(rules, seed=0)`: a proxy before the apiserver; clients use its `kubeconfig`."""
+    """`fault_proxy(rules, seed=0)`: a proxy before the API server; clients use its `kubeconfig`."""
     with ExitStack() as stack:
 
         def start(rules: Sequence[Rule] = (), seed: int = 0) -> FaultProxy:
@@ -126,7 +126,7 @@ def fault_proxy(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Faul
 
 
 def _certificate(cluster: Cluster) -> tuple[Path, Path] | None:
-    """The apiserver's own: it names 127.0.0.1, and its clients trust it already."""
+    """Return the API server's certificate: it is valid for 127.0.0.1 and clients already trust it."""
     if not cluster.lab:
         return None
     files = pki.folder(cluster.lab.dir, cluster.lab.network)
@@ -135,5 +135,5 @@ def _certificate(cluster: Cluster) -> tuple[Path, Path] | None:
 
 def _cannot(reason: str, ci: bool) -> None:
     if ci:
-        pytest.fail(f"No Kubernetes to test on, and CI is set: {reason}", pytrace=False)
-    pytest.skip(f"No Kubernetes to test on: {reason}")
+        pytest.fail(f"No Kubernetes is available, and CI is set: {reason}", pytrace=False)
+    pytest.skip(f"No Kubernetes is available: {reason}")

@@ -1,4 +1,4 @@
-"""Harm on purpose, each with its undoing: dead components, cut pods, full quotas, taints."""
+"""Disruptions for tests, each undone at the end of its block: killed components, cut pods, quotas, taints."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from lab.node import NAME, await_ready
 from lab.run import run
 from lab.wait import until
 
-# Dropped without a word, as a broken cable does; the pod can still talk to itself.
+# Drop packets silently, like a broken cable; loopback still works.
 _CUT = """
 table inet oars_cut {
   chain in { type filter hook input priority -300; policy drop; iif lo accept; }
@@ -27,10 +27,10 @@ table inet oars_cut {
 
 @contextmanager
 def outage(lab: Lab, component: str) -> Iterator[None]:
-    """Kill -9 a component; bring it back, and wait until the cluster is whole again."""
+    """Kill a component; at the end start it again and wait until the cluster is healthy."""
     running = lab.component(component)
     if not running:
-        raise LabError(f"{component} does not run.")
+        raise LabError(f"{component} is not running.")
     running.kill()
     try:
         yield
@@ -42,31 +42,31 @@ def outage(lab: Lab, component: str) -> Iterator[None]:
 
 @contextmanager
 def cut(lab: Lab, pod: Object) -> Iterator[None]:
-    """Cut all of a pod's network, kubelet probes included."""
+    """Drop all of a pod's network traffic, including the kubelet's probes."""
     pid = process_of(lab, pod["metadata"]["uid"])
     inside = ["nsenter", "-t", str(pid), "-n", "nft"]
     run([*inside, "-f", "-"], text=_CUT)
     try:
         yield
     finally:
-        # Gone with the pod, if the pod is gone.
+        # If the pod is gone, so are the rules.
         if Path(f"/proc/{pid}").exists():
             run([*inside, "delete", "table", "inet", "oars_cut"])
 
 
 def crash(lab: Lab, pod: Object, container: str) -> None:
-    """Kill -9 every process of a container; its kubelet starts it again in the same pod."""
+    """Kill every process of a container; the kubelet restarts it in the same pod."""
     found = [each["containerID"] for each in pod["status"]["containerStatuses"] if each["name"] == container]
     if not found:
-        raise LabError(f"The pod {pod['metadata']['name']} has no container {container}.")
+        raise LabError(f"Pod {pod['metadata']['name']} has no container {container}.")
     for process in _processes(lab, found[0].rpartition("/")[2]):
-        with suppress(ProcessLookupError):  # it went with another
+        with suppress(ProcessLookupError):  # it ended together with another one
             os.kill(process, signal.SIGKILL)
 
 
 @contextmanager
 def quota(kube: Kube, hard: Mapping[str, str]) -> Iterator[None]:
-    """A ResourceQuota, in force when the block begins."""
+    """Create a ResourceQuota and wait until it is enforced."""
     path = kube.path("resourcequotas")
     body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "lab"}, "spec": {"hard": dict(hard)}}
     kube.api.create(path, body)
@@ -79,7 +79,7 @@ def quota(kube: Kube, hard: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def taint(kube: Kube, effect: str = "NoSchedule", node: str = NAME) -> Iterator[None]:
-    """A taint `oars.dev/lab-taint` on a node."""
+    """Put the taint `oars.dev/lab-taint` on a node."""
     kube.kubectl("taint", "node", node, f"oars.dev/lab-taint=yes:{effect}", "--overwrite")
     try:
         yield
@@ -88,7 +88,7 @@ def taint(kube: Kube, effect: str = "NoSchedule", node: str = NAME) -> Iterator[
 
 
 def process_of(lab: Lab, uid: str) -> int:
-    """A process in the network of a pod. One that has just begun may still be in that of its node, or in ours."""
+    """Return a process in a pod's network namespace. A process that has just started may still be in another one."""
     others = {_network_of(os.getpid()), _network_of(lab.init.pid) if lab.init else None, None}
     for process in sorted(_processes(lab, f"pod{uid}")):
         if _network_of(process) not in others:
@@ -104,9 +104,9 @@ def _network_of(process: int) -> str | None:
 
 
 def _processes(lab: Lab, part: str) -> set[int]:
-    """All in cgroups with this in their path. Others come and go while one looks: then one looks again."""
+    """Return all processes in cgroups whose path contains `part`. Try again if cgroups disappear meanwhile."""
     for _ in range(3):
         with suppress(OSError):
             listings = [each for top in cgroups.found(lab.name) for each in top.rglob("cgroup.procs")]
             return {int(line) for each in listings if part in str(each) for line in each.read_text().split()}
-    raise LabError(f"The cgroups of {lab.name} changed each time they were looked through.")
+    raise LabError(f"The cgroups of {lab.name} changed during each of three attempts to read them.")

@@ -1,4 +1,4 @@
-"""Asking a component whether it is well."""
+"""Health checks over HTTP."""
 
 import http.client
 import ssl
@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 
 def answers(address: str, seconds: float = 2) -> bool:
-    """Whether a health address answers 200 now.
+    """True if a health address answers 200.
 
-    Nothing secret is sent and certificates are not checked: some components sign their own.
+    Certificates are not verified because some components use self-signed ones; nothing secret is sent.
     """
     url = urlsplit(address)
     connection: http.client.HTTPConnection

@@ -1,4 +1,4 @@
-"""Simulated nodes: kwok plays their pods; apiserver, scheduler and controllers stay real."""
+"""Simulated nodes: kwok simulates their pods; API server, scheduler and controllers are real."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 LABEL = "type"
 TAINT = {"key": "kwok.x-k8s.io/node", "value": "fake", "effect": "NoSchedule"}
-# What a pod must say to be played: real pods and played ones never mix by accident.
+# A pod's spec must contain this to be scheduled on a simulated node.
 POD = {"nodeSelector": {LABEL: "kwok"}, "tolerations": [{"key": TAINT["key"], "operator": "Exists"}]}
 
 
 def up(lab: "Lab", count: int) -> list[str]:
-    """Have `count` simulated nodes, all Ready; return their names."""
+    """Create `count` simulated nodes, wait until all are Ready, and return their names."""
     lab.start("kwok")
     names = [f"kwok-{number}" for number in range(count)]
     api = lab.api
@@ -29,12 +29,12 @@ def up(lab: "Lab", count: int) -> list[str]:
 
 
 def down(lab: "Lab") -> None:
-    """Remove the simulated nodes; what was on them is forgotten."""
+    """Delete the simulated nodes."""
     lab.api.request("DELETE", f"/api/v1/nodes?labelSelector={LABEL}%3Dkwok")
 
 
 def nodes(api: Api) -> dict[str, Object]:
-    """The simulated nodes there are, by name."""
+    """Return the simulated nodes by name."""
     listed = api.get(f"/api/v1/nodes?labelSelector={LABEL}%3Dkwok")
     return {node["metadata"]["name"]: node for node in listed["items"]}
 

@@ -1,8 +1,8 @@
-"""Sharing one lab between test runs: the last one to leave puts out the light.
+"""Share one lab between test runs.
 
-A run that uses the lab holds a shared lock on a file. A run that ends stops the lab if tests
-started it and nobody else holds the lock. Locks end with their process, so a killed run
-leaves at most a lab that the next run uses, and stops.
+A run holds a shared file lock while it uses the lab. At its end it stops the lab if tests started it and no other run
+holds the lock. The kernel releases locks with their process: after a killed run the lab stays up, and the next run uses
+and stops it.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ from lab.cluster import STARTED_BY_TESTS, Lab
 
 @contextmanager
 def borrowed(lab: Lab, with_node: bool = True) -> Iterator[Lab]:
-    """Use the lab, starting it if need be."""
+    """Use the lab; start it if it is not running."""
     lab.claim()
     ours = lab.dir / STARTED_BY_TESTS
     with (lab.dir / "in-use").open("w") as handle:

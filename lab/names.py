@@ -1,4 +1,4 @@
-"""The name of an object inside a request's body, which may be JSON or Kubernetes' protobuf."""
+"""Read an object's name from a request body in JSON or Kubernetes' protobuf format."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ MAGIC = b"k8s\x00"
 
 
 def name_in(body: bytes) -> str:
-    """The object's metadata.name; empty if it has none, or cannot be read."""
+    """Return metadata.name, or an empty string if there is none or the body cannot be parsed."""
     try:
         if body.startswith(MAGIC):
             return _name_in_protobuf(body[len(MAGIC) :])
@@ -17,7 +17,7 @@ def name_in(body: bytes) -> str:
 
 
 def _name_in_protobuf(envelope: bytes) -> str:
-    """The envelope's field 2 is the object; field 1 of every object is its metadata, and of that the name."""
+    """Field 2 of the envelope is the object; field 1 of an object is its metadata, whose field 1 is the name."""
     return _field(_field(_field(envelope, 2), 1), 1).decode()
 
 
@@ -26,7 +26,7 @@ def _field(message: bytes, wanted: int) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields that are strings or messages; numbers are passed over."""
+    """Yield the length-delimited fields; skip numbers."""
     at = 0
     while at < len(message):
         key, at = _number(message, at)
@@ -41,7 +41,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
+    """Decode a varint; return its value and end position."""
     value = shift = 0
     while True:
         byte = message[at]

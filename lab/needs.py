@@ -1,4 +1,4 @@
-"""What this machine must have, and how to get it."""
+"""Requirements of the lab, and their installation."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from lab.errors import LabError, Unavailable
 from lab.run import run
 
-# program -> the Debian package that brings it (looked for on PATH, or as given)
+# program (on PATH, or an absolute path) -> Debian package that contains it
 PROGRAMS = {
     "containerd": "containerd",
     "ctr": "containerd",
@@ -33,7 +33,7 @@ MODULE = Path(__file__).parent / "go/kubernetes"
 
 @dataclass(frozen=True)
 class Need:
-    """One thing the lab cannot do without."""
+    """A requirement of the lab."""
 
     name: str
     met: bool
@@ -41,24 +41,24 @@ class Need:
 
 
 def needs(built: bool) -> list[Need]:
-    """Everything, met or not, in the order to mend it. What is `built` already needs no Go."""
+    """Return all requirements. Go is required unless the programs are `built`."""
     go = "" if built else _go_remedy()
     return [
-        Need("root", os.geteuid() == 0, "The lab makes namespaces and mounts: run it as root."),
+        Need("root", os.geteuid() == 0, "The lab creates namespaces and mounts: run it as root."),
         Need("Go", not go, go),
         Need("Debian packages", not _missing() or bool(shutil.which("apt-get")), _packages_remedy()),
     ]
 
 
 def require(built: bool) -> None:
-    """Raise Unavailable, in one sentence, if the lab cannot run here."""
+    """Raise Unavailable if a requirement is not met."""
     for need in needs(built):
         if not need.met:
             raise Unavailable(need.remedy)
 
 
 def install(built: bool, say: Callable[[str], None]) -> None:
-    """Install the Debian packages that are not there yet."""
+    """Install missing Debian packages."""
     require(built)
     packages = sorted({PROGRAMS[program] for program in _missing()})
     if not packages:
@@ -71,32 +71,32 @@ def install(built: bool, say: Callable[[str], None]) -> None:
         run([*get, "install", "--no-install-recommends", "-y", *packages], 900)
     except LabError as failure:
         raise Unavailable(
-            f"The lab needs {' '.join(packages)} of Debian, and could not install them: {failure}"
+            f"Installing the Debian packages {' '.join(packages)}, which the lab needs, failed: {failure}"
         ) from None
 
 
 def _go_remedy() -> str:
-    """Empty if there is a Go that will do."""
+    """Return what to do about Go; empty if a suitable version is installed."""
     needed = f"The lab builds Kubernetes from source: install Go {GO[0]}.{GO[1]} or later"
     if not shutil.which("go"):
         return f"{needed}."
     try:
-        # In the module, where a Go that fetches newer ones by itself is the one it fetches.
+        # In the module's directory: Go may download the toolchain that go.mod asks for.
         said = run(["go", "version"], 300, folder=MODULE)
     except LabError as failure:
-        return f"{needed}; the one here does not work: {failure}"
+        return f"{needed}; the installed one does not work: {failure}"
     number = re.search(r"go(\d+)\.(\d+)", said)
     if number and (int(number[1]), int(number[2])) < GO:
-        return f"{needed}; the one here is {number[1]}.{number[2]}."
+        return f"{needed}; {number[1]}.{number[2]} is installed."
     return ""
 
 
 def _missing() -> list[str]:
     programs = [program for program in PROGRAMS if program != VENV and not shutil.which(program)]
-    # Debian ships Python without the part that makes environments.
+    # Debian packages the venv module separately.
     return programs if find_spec("ensurepip") else [*programs, VENV]
 
 
 def _packages_remedy() -> str:
     packages = " ".join(sorted({PROGRAMS[program] for program in _missing()}))
-    return f"This is not a Debian machine and something is missing: install {packages} in your own way."
+    return f"Programs are missing, and apt-get is not available to install them: install {packages}."

@@ -1,7 +1,7 @@
-"""The lab's addresses, and the one device that joins it to the machine.
+"""The lab's addresses and its network device.
 
-Each lab has a /16 of its own. The machine sends all of it into the cage over a veth pair, and
-the cage has no default route: what is not the lab's goes nowhere.
+Each lab has its own /16 network, which the machine routes into the cage through a veth pair. The cage has no default
+route: the lab cannot reach other networks.
 """
 
 import hashlib
@@ -26,47 +26,47 @@ class Network:
 
     @property
     def range(self) -> str:
-        """Everything of this lab."""
+        """The lab's network."""
         return f"10.{self.number}.0.0/16"
 
     @property
     def host(self) -> str:
-        """The machine's own end: pods and webhooks reach test servers here."""
+        """The machine's address: pods and webhooks reach test servers here."""
         return f"10.{self.number}.0.1"
 
     @property
     def node(self) -> str:
-        """The cage's end: the node's and the apiserver's address."""
+        """Address of the node and the API server."""
         return f"10.{self.number}.0.2"
 
     @property
     def pods(self) -> str:
-        """Where the CNI bridge takes pod addresses from."""
+        """Address range of pods."""
         return f"10.{self.number}.64.0/20"
 
     @property
     def services(self) -> str:
-        """Cluster addresses of Services."""
+        """Address range of Services."""
         return f"10.{self.number}.128.0/17"
 
     @property
     def kubernetes(self) -> str:
-        """The Service `kubernetes`: always the first of the range."""
+        """Address of the Service `kubernetes`: the first of the range."""
         return f"10.{self.number}.128.1"
 
     @property
     def dns(self) -> str:
-        """The Service `kube-dns`."""
+        """Address of the Service `kube-dns`."""
         return f"10.{self.number}.128.10"
 
 
 def device(lab: str) -> str:
-    """The machine's end of a lab's veth pair."""
+    """Return the name of the machine's end of the veth pair."""
     return f"oars-{lab}"
 
 
 def choose(lab: str) -> Network:
-    """A free range for this lab: always the same one if nobody else has it."""
+    """Choose a free range: always the same for the same lab, unless it is in use."""
     taken = list(_taken())
     span = LAST - FIRST + 1
     start = int(hashlib.sha256(lab.encode()).hexdigest(), 16) % span
@@ -78,28 +78,28 @@ def choose(lab: str) -> Network:
 
 
 def join(network: Network, init: int) -> None:
-    """Make the veth pair and its routes; all of it dies with the cage."""
+    """Create the veth pair and the routes. The kernel removes them with the cage."""
     outside, inside = network.device, ["nsenter", "-t", str(init), "-n"]
     run(["ip", "link", "add", outside, "type", "veth", "peer", "name", "lab0", "netns", str(init)])
     run(["ip", "addr", "add", f"{network.host}/30", "dev", outside])
     run(["ip", "link", "set", outside, "up"])
     run([*inside, "ip", "addr", "add", f"{network.node}/30", "dev", "lab0"])
     run([*inside, "ip", "link", "set", "lab0", "up"])
-    # Without a route a process on the node could not even try a Service's address.
+    # Processes on the node need a route for Service addresses.
     run([*inside, "ip", "route", "add", network.services, "dev", "lab0", "src", network.node])
-    # The last: a connection to a pod that is no more would else keep the dead cage's network for two minutes.
+    # tcp_orphan_retries: a connection to a deleted pod would keep the network of a dead cage for two minutes.
     for name in ("ip_forward", "tcp_orphan_retries"):
         run([*inside, "sh", "-c", f"echo 1 > /proc/sys/net/ipv4/{name}"])
     run(["ip", "route", "add", network.range, "via", network.node, "dev", outside])
 
 
 def device_exists(name: str) -> bool:
-    """Whether the machine has this device."""
+    """True if the machine has this device."""
     return any(link.get("ifname") == name for link in json.loads(run(["ip", "-j", "link"])))
 
 
 def await_gone(name: str) -> None:
-    """The kernel takes a dead namespace's devices away a moment later."""
+    """Wait until the kernel has removed the device of a dead namespace."""
     until(f"network device {name} is gone", lambda: not device_exists(name), 90)
 
 

@@ -1,4 +1,4 @@
-"""The real node: what containerd needs before the kubelet starts, and what makes it useful."""
+"""The real node: images, DNS and readiness."""
 
 import json
 import shutil
@@ -19,12 +19,12 @@ _DNS_PORTS = [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp"
 
 
 def ctr(folder: Path, *words: str | Path, seconds: float = 60) -> str:
-    """Talk to the lab's containerd, in the kubelet's own namespace of it."""
+    """Run ctr against the lab's containerd in the kubelet's namespace."""
     return run(["ctr", "--address", folder / "containerd.sock", "--namespace", "k8s.io", *words], seconds)
 
 
 def containerd_answers(folder: Path) -> bool:
-    """Whether containerd serves requests."""
+    """True if containerd serves requests."""
     try:
         ctr(folder, "version", seconds=5)
     except LabError:
@@ -33,15 +33,15 @@ def containerd_answers(folder: Path) -> bool:
 
 
 def images(folder: Path) -> set[str]:
-    """References of the images containerd holds."""
+    """Return the references of all imported images."""
     return set(ctr(folder, "images", "ls", "-q").split())
 
 
 def furnish(site: Site) -> None:
-    """Import the pause image and forget containers of an earlier cluster."""
+    """Import the pause image and remove containers of an earlier cluster."""
     if PAUSE not in images(site.dir):
         _import_pause(site)
-    # Only once per cluster: the mark goes with the data directory that `down` deletes.
+    # Once per cluster: `down` deletes the mark with etcd's data.
     mark = site.dir / "etcd" / "node-is-clean"
     if not mark.exists():
         containers = ctr(site.dir, "containers", "ls", "-q").split()
@@ -61,7 +61,7 @@ def _import_pause(site: Site) -> None:
 
 
 def publish_dns(api: Api, network: Network) -> None:
-    """The Service `kube-dns`, in front of the CoreDNS that runs on the node itself."""
+    """Create the Service `kube-dns` for the CoreDNS that runs on the node."""
     base = "/api/v1/namespaces/kube-system/services"
     slices = "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"
     api.apply(f"{base}/kube-dns", _dns_service(network))
@@ -69,14 +69,14 @@ def publish_dns(api: Api, network: Network) -> None:
 
 
 def await_ready(api: Api, network: Network) -> None:
-    """Wait until the node takes pods and a Service name resolves through the Service network."""
-    until(f"{NAME} is Ready", lambda: node_ready(api, NAME), 60)
-    until("the kubelet knows its pods", lambda: _assigned(api) <= _known(api), 30)
-    until("DNS answers", lambda: dns.resolves(network.dns, "kubernetes.default.svc.cluster.local"), 30)
+    """Wait until the node accepts pods and a Service name resolves."""
+    until(f"{NAME} is Ready", lambda: node_ready(api, NAME), 120)
+    until("the kubelet knows its pods", lambda: _assigned(api) <= _known(api), 120)
+    until("DNS answers", lambda: dns.resolves(network.dns, "kubernetes.default.svc.cluster.local"), 120)
 
 
 def node_ready(api: Api, name: str) -> bool:
-    """Whether there is such a node, and the scheduler may use it."""
+    """True if the node exists and is usable."""
     if not api.exists(f"/api/v1/nodes/{name}"):
         return False
     return usable(api.get(f"/api/v1/nodes/{name}"))
@@ -88,15 +88,15 @@ def _assigned(api: Api) -> set[str]:
 
 
 def _known(api: Api) -> set[str]:
-    """The pods a kubelet has heard of: after a restart it starts with none."""
+    """Return the pods that the kubelet knows; after a restart it knows none at first."""
     status, text = api.raw("GET", f"/api/v1/nodes/{NAME}/proxy/pods")
     return {pod["metadata"]["uid"] for pod in json.loads(text)["items"] or []} if status == 200 else set()
 
 
 def usable(node: Object) -> bool:
-    """Whether a node is Ready, and no longer tainted for not being so."""
+    """True if a node is Ready and has no not-ready taint."""
     ready = any(part["type"] == "Ready" and part["status"] == "True" for part in node["status"].get("conditions", []))
-    # The controller lifts this taint a moment after the condition turns.
+    # The controller removes this taint a moment after the condition changes.
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
     return ready and "node.kubernetes.io/not-ready" not in taints
 

@@ -1,4 +1,4 @@
-"""The lab's own certificate authority, certificates and tokens, made with `openssl`."""
+"""The lab's certificate authority, certificates and tokens, created with `openssl`."""
 
 import secrets
 import tempfile
@@ -8,7 +8,7 @@ from pathlib import Path
 from lab.network import Network
 from lab.run import run
 
-# user -> groups, as the apiserver's token file wants them
+# user -> groups, for the API server's token file
 USERS = {
     "admin": "system:masters",
     "system:kube-controller-manager": "",
@@ -20,16 +20,16 @@ USERS = {
 
 @dataclass(frozen=True)
 class Pki:
-    """Files of one lab's trust."""
+    """Directory with keys, certificates and tokens."""
 
     dir: Path
 
     def path(self, name: str) -> Path:
-        """A file by name, such as ca.crt."""
+        """Return the path of a file, such as ca.crt."""
         return self.dir / name
 
     def token(self, user: str) -> str:
-        """The bearer token of a user."""
+        """Return the bearer token of a user."""
         for line in self.path("tokens.csv").read_text().splitlines():
             token, name, *_ = line.split(",")
             if name == user:
@@ -38,15 +38,15 @@ class Pki:
 
 
 def folder(parent: Path, network: Network) -> Path:
-    """Where the files for these addresses are."""
+    """Return the directory for these addresses."""
     return parent / f"pki-{network.number}"
 
 
 def make(parent: Path, network: Network) -> Pki:
-    """The files for these addresses; a set that is there is complete."""
+    """Create the files for these addresses, unless they exist. The directory appears only when complete."""
     final = folder(parent, network)
     if not final.exists():
-        # Not even an openssl that outlived a killed `up` writes here.
+        # A new directory: an openssl process of a killed `up` may still write to its old one.
         draft = Path(tempfile.mkdtemp(prefix="pki-draft-", dir=parent))
         _fill(Pki(draft), network)
         draft.rename(final)

@@ -1,8 +1,8 @@
-"""NetworkPolicies, enforced. The lab's CNI bridge lets everything through; so what a policy forbids is dropped by
-nftables in the network of the pod itself.
+"""Enforcement of NetworkPolicies. The lab's CNI bridge does not enforce them, so nftables rules in each pod's network
+namespace do.
 
-Only what Oars asks for is understood (who may come in, by labels, and to which TCP ports). Anything else in a policy
-is an error: a test must not believe in what nobody enforces.
+Only ingress rules with label selectors and TCP ports are supported, as Oars creates them. Anything else is an error, so
+that no test relies on a rule that is not enforced.
 """
 
 import threading
@@ -18,19 +18,19 @@ from lab.run import run
 
 TABLE = "inet oars_policies"
 EVERY = 0.3  # seconds
-PATIENCE = 20  # tries to reach a pod that is said to run
+MAX_ATTEMPTS = 20  # to enter the network of a pod that is reported as running
 
 
 @dataclass(frozen=True)
 class World:
-    """Who there is."""
+    """The pods and namespaces of the cluster."""
 
     pods: Sequence[Object]
     namespaces: Sequence[Object]
-    node: str  # the networks of the node itself, which reaches its own pods whatever policies say
+    node: str  # addresses of the node, which can always reach its pods
 
     def addresses(self, peer: Object, home: str) -> list[str]:
-        """Of the pods that a policy in `home` means by this."""
+        """Return the addresses of the pods that a peer of a policy in namespace `home` selects."""
         _only(peer, "podSelector", "namespaceSelector")
         homes = [home]
         if "namespaceSelector" in peer:
@@ -43,7 +43,7 @@ class World:
 
 
 def ruleset(pod: Object, policies: Sequence[Object], world: World) -> str:
-    """For nft, in the pod's network; empty if every one may come in."""
+    """Return the nftables rules for a pod; empty if no policy selects it."""
     home = pod["metadata"]["namespace"]
     own = [policy for policy in policies if policy["metadata"]["namespace"] == home]
     mine = [policy["spec"] for policy in own if _selects(policy["spec"]["podSelector"], pod)]
@@ -59,7 +59,7 @@ def ruleset(pod: Object, policies: Sequence[Object], world: World) -> str:
 def _rules(spec: Object, pod: Object, world: World) -> Iterator[str]:
     _only(spec, "podSelector", "policyTypes", "ingress")
     if spec.get("policyTypes") != ["Ingress"]:
-        raise LabError(f"Only policies for what comes in are enforced, not {spec.get('policyTypes')}.")
+        raise LabError(f"The lab enforces only policies of type Ingress, not {spec.get('policyTypes')}.")
     for rule in spec.get("ingress", ()):
         _only(rule, "from", "ports")
         ports = _ports(rule.get("ports", ()), pod)
@@ -78,12 +78,12 @@ def _ports(ports: Sequence[Object], pod: Object) -> str:
 
 
 def _number(port: Object, pod: Object) -> int:
-    """Of a port that a policy names by its number or as the pod does."""
+    """Return the number of a policy's port, which may be a number or a name from the pod's spec."""
     _only(port, "port", "protocol")
     named = {p.get("name"): p["containerPort"] for c in pod["spec"]["containers"] for p in c.get("ports", ())}
     number = named.get(port["port"], port["port"])
     if port.get("protocol", "TCP") != "TCP" or not isinstance(number, int):
-        raise LabError(f"Nobody enforces the port {port} here.")
+        raise LabError(f"The lab cannot enforce port {port}.")
     return number
 
 
@@ -96,11 +96,11 @@ def _selects(selector: Object, obj: Object) -> bool:
 def _only(block: Object, *known: str) -> None:
     unknown = sorted(set(block) - set(known))
     if unknown:
-        raise LabError(f"Nobody enforces {', '.join(unknown)} of a policy here.")
+        raise LabError(f"The lab does not enforce these fields of a policy: {', '.join(unknown)}.")
 
 
 class Enforcer:
-    """Brings the rules to the pods, again and again: policies and addresses come and go."""
+    """Applies the rules to all pods repeatedly, because policies and addresses change."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
@@ -132,13 +132,13 @@ class Enforcer:
                 self._try(uid, rules)
 
     def _try(self, uid: str, rules: str) -> None:
-        """It may have gone since it was listed; then it is not listed again."""
+        """Apply the rules to a pod. Ignore a few failures: the pod may have been deleted since it was listed."""
         try:
             inside = ["nsenter", "-t", process_of(self._lab, uid), "-n", "nft"]
             run([*inside, "-f", "-"], text=rules or f"table {TABLE}\ndelete table {TABLE}\n")
         except LabError:
             self._failed[uid] = self._failed.get(uid, 0) + 1
-            if self._failed[uid] > PATIENCE:
+            if self._failed[uid] > MAX_ATTEMPTS:
                 raise
         else:
             self._applied[uid] = rules
@@ -151,14 +151,14 @@ def _has_network(pod: Object) -> bool:
 
 
 def _gateway(pods: str) -> str:
-    """The node's own address on the bridge: the first of the range, from where its kubelet asks."""
+    """Return the node's address on the bridge, the first of the range; the kubelet's probes come from it."""
     first, _, _ = pods.partition("/")
     return f"{first.rpartition('.')[0]}.1"
 
 
 @contextmanager
 def enforced(lab: Lab) -> Iterator[None]:
-    """Policies hold from a moment after they are made."""
+    """Enforce policies within the block, with a short delay."""
     enforcer = Enforcer(lab)
     thread = threading.Thread(target=enforcer.run, daemon=True)
     thread.start()

@@ -1,7 +1,6 @@
-"""Processes the lab started, known by pid and time of birth.
+"""Processes that the lab started, identified by pid, start time and boot.
 
-A pid alone may have passed to somebody else's process since it was written down; a pid with
-the time it was born, on the same boot, may not.
+The kernel reuses pids; the combination with start time and boot is unique.
 """
 
 import os
@@ -20,24 +19,24 @@ from lab.wait import until
 
 @dataclass(frozen=True)
 class Process:
-    """One process, alive or not."""
+    """A process, identified by pid and start time."""
 
     pid: int
     born: str
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
+        """True if this process still runs; a zombie does not."""
         return _born(self.pid) == self.born
 
     def signal(self, number: int) -> None:
-        """Send a signal, if it is still the process we mean."""
+        """Send a signal if the pid still belongs to this process."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
         try:
-            # Checked after opening: the handle now stays with the process we compared.
+            # Checked after opening: from here on the pidfd refers to the process that we compared.
             if self.alive:
                 signal.pidfd_send_signal(handle, number)
         except ProcessLookupError:
@@ -51,14 +50,14 @@ class Process:
         until(f"process {self.pid} ends", lambda: not self.alive, 90, 0.01)
 
     def stop(self, seconds: float) -> None:
-        """SIGTERM, then SIGKILL for what is left after `seconds`."""
+        """Send SIGTERM; send SIGKILL if the process still runs after `seconds`."""
         self.signal(signal.SIGTERM)
         with suppress(Timeout):
             until(f"process {self.pid} stops", lambda: not self.alive, seconds, 0.01)
         self.kill()
 
     def older_than(self, other: "Process") -> bool:
-        """Of two that live, so on the same boot."""
+        """True if this process started before the other. Both must be running."""
         return self._ticks < other._ticks
 
     @property
@@ -66,12 +65,12 @@ class Process:
         return int(self.born.rpartition(":")[2])
 
     def save(self, path: Path) -> None:
-        """Write it down."""
+        """Write pid and start time to a file."""
         files.write_whole(path, f"{self.pid} {self.born}\n")
 
 
 def caged(words: Sequence[str | Path], record: Path) -> Process:
-    """Start something with lab/cage.py; it runs only after `record` holds its pid."""
+    """Start a process with lab/cage.py. It runs only after its pid was written to `record`."""
     argv = [sys.executable, "-I", str(Path(__file__).with_name("cage.py")), *map(str, words)]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -89,12 +88,12 @@ def caged(words: Sequence[str | Path], record: Path) -> Process:
 
 
 def of(pid: int) -> Process:
-    """The process that has this pid now."""
+    """Return the process that has this pid now."""
     return Process(pid, _born(pid) or "gone")
 
 
 def saved(path: Path) -> Process | None:
-    """The process written down at `path`, if any."""
+    """Return the process recorded in a file, if any."""
     try:
         pid, born = path.read_text().split()
     except (FileNotFoundError, ValueError):
@@ -107,7 +106,7 @@ def _born(pid: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the name in brackets, and may itself hold blanks and brackets.
+    # The second field is the name in parentheses; it may contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
         return None

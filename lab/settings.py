@@ -1,4 +1,4 @@
-"""Where things are. The environment is read here and nowhere else."""
+"""The lab's settings. Only this module reads the environment."""
 
 import hashlib
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from lab.errors import LabError
 
-# A Unix socket's path may have 107 characters; the longest name below the directory has about 20.
+# The path of a Unix socket has at most 107 characters; the longest name below the directory has about 20.
 LONGEST_DIR = 80
-# These are covered by private mounts inside the lab, so a lab living there would not see itself.
+# The lab mounts private file systems here and could not see its own directory.
 COVERED = (Path("/run"), Path("/var/run"), Path("/var/log"), Path("/proc"))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One lab's place on disk, the shared cache, and how tests should behave."""
+    """The lab's directory, the shared cache, and options for tests."""
 
     dir: Path
     cache: Path
@@ -25,7 +25,7 @@ class Settings:
 
     @property
     def id(self) -> str:
-        """A short name for this lab's devices and cgroups, the same for the same directory."""
+        """Short identifier for devices and cgroups, derived from the directory."""
         return hashlib.sha256(str(self.dir).encode()).hexdigest()[:8]
 
     @property
@@ -35,12 +35,12 @@ class Settings:
 
     @property
     def logs(self) -> Path:
-        """One log per component."""
+        """Directory with one log per component."""
         return self.dir / "logs"
 
 
 def load(chosen: str | None = None, env: Mapping[str, str] = os.environ) -> Settings:
-    """Settings from `--dir` (if given) and the environment."""
+    """Return the settings from `--dir`, if given, and the environment."""
     home = Path(env.get("HOME", "/root"))
     state = Path(env.get("XDG_STATE_HOME") or home / ".local/state")
     cache = Path(env.get("XDG_CACHE_HOME") or home / ".cache")
@@ -55,7 +55,9 @@ def load(chosen: str | None = None, env: Mapping[str, str] = os.environ) -> Sett
 
 def _checked(place: Path) -> Path:
     if len(str(place)) > LONGEST_DIR:
-        raise LabError(f"{place} is too long for the sockets below it: choose one of at most {LONGEST_DIR} characters.")
+        raise LabError(
+            f"The path {place} is too long for Unix sockets: choose a directory of at most {LONGEST_DIR} characters."
+        )
     if any(place.is_relative_to(covered) for covered in COVERED):
-        raise LabError(f"{place} is hidden inside the lab: choose a directory outside /run, /proc and /var/log.")
+        raise LabError(f"{place} is not visible inside the lab: choose a directory outside /run, /proc and /var/log.")
     return place

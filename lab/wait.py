@@ -1,4 +1,4 @@
-"""Waiting for a condition, always with a deadline."""
+"""Wait for a condition, with a deadline."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def until(what: str, check: Callable[[], T], seconds: float = 90, every: float = 0.05) -> T:
-    """Call `check` until it answers something true, and return that."""
+    """Call `check` until it returns a true value, and return that value."""
     deadline = time.monotonic() + seconds
     while True:
         answer = check()
         if answer:
             return answer
         if time.monotonic() > deadline:
-            raise Timeout(f"{what}: not so after {seconds:g} s")
+            raise Timeout(f"Timed out after {seconds:g} s waiting until {what}.")
         time.sleep(every)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as the fault proxy needs it: heads, bodies and chunks on asyncio streams."""
+"""The parts of HTTP/1.1 that the fault proxy needs, on asyncio streams."""
 
 import asyncio
 import json
@@ -19,22 +19,22 @@ class Head:
     headers: tuple[tuple[str, str], ...]
 
     def get(self, name: str) -> str:
-        """A header's value, or nothing."""
+        """Return a header's value, or an empty string."""
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def without(self, *names: str) -> tuple[tuple[str, str], ...]:
-        """The headers but these."""
+        """Return all headers except these."""
         return tuple((key, value) for key, value in self.headers if key.lower() not in names)
 
     def encode(self) -> bytes:
-        """As it goes over the wire."""
+        """Return the encoded head."""
         return "".join([f"{self.line}\r\n", *(f"{key}: {value}\r\n" for key, value in self.headers), "\r\n"]).encode(
             "latin-1"
         )
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
-    """The next head, or None if the peer has no more to say."""
+    """Read the next head; None if the peer has closed the connection."""
     try:
         text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except (asyncio.IncompleteReadError, ConnectionError):
@@ -45,7 +45,7 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
 
 
 async def read_body(reader: asyncio.StreamReader, head: Head, open_ended: bool) -> bytes:
-    """A whole body; `open_ended`: without a length it lasts until the peer closes."""
+    """Read a body. If `open_ended`, a body without a length ends when the peer closes the connection."""
     if head.get("transfer-encoding").lower() == "chunked":
         return b"".join([chunk async for chunk in chunks(reader)])
     if head.get("content-length"):
@@ -54,24 +54,24 @@ async def read_body(reader: asyncio.StreamReader, head: Head, open_ended: bool) 
 
 
 async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The chunks of a chunked body, without their wrapping."""
+    """Yield the decoded chunks of a chunked body."""
     while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
         yield (await reader.readexactly(size + 2))[:-2]
     await reader.readuntil(b"\r\n")
 
 
 def chunk(content: bytes) -> bytes:
-    """One chunk, wrapped."""
+    """Encode one chunk."""
     return b"%x\r\n%s\r\n" % (len(content), content)
 
 
 def response(line: str, headers: tuple[tuple[str, str], ...], body: bytes) -> bytes:
-    """A whole answer with its length."""
+    """Return a response with a Content-Length."""
     return Head(line, (*headers, ("Content-Length", str(len(body))))).encode() + body
 
 
 def failure(status: int) -> bytes:
-    """An answer as the apiserver words its own refusals."""
+    """Return an error response in the API server's format."""
     headers = [("Content-Type", "application/json")]
     if status in (429, 503):
         headers.append(("Retry-After", "1"))
@@ -79,7 +79,7 @@ def failure(status: int) -> bytes:
 
 
 def status_object(status: int) -> bytes:
-    """The Status that goes with a code."""
+    """Return the Status object for a code."""
     reason = REASONS.get(status, "Unknown")
     content = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return json.dumps(
@@ -88,5 +88,5 @@ def status_object(status: int) -> bytes:
 
 
 def expired_event() -> bytes:
-    """How a watch says that its resource version is too old."""
+    """Return the watch event for an expired resource version."""
     return b'{"type":"ERROR","object":%s}\n' % status_object(410)

@@ -1,4 +1,4 @@
-"""A cluster described in a file, with two groups of workers; tasks that need a big one say so. Run it with:
+"""Runs tasks on one of two worker groups of a cluster that is defined in a file. Run it with:
 
 oars run -f examples/cluster-file/cluster.yaml examples/cluster-file/main.py
 """

@@ -8,7 +8,7 @@ from distributed import Client
 
 
 def work() -> str:
-    with Client():  # finds the cluster it was started for
+    with Client():  # finds the cluster of `oars run`
         array = da.ones((1000, 1000, 1000), chunks=(250, 500, 500))
         return f"mean {array.mean().compute()}"
 

@@ -1,5 +1,5 @@
-"""`make demo`: each engine in turn gets a real cluster of three workers and a real job; the cluster grows to four
-workers and shrinks to two while it works, and is stopped. Nothing may be left behind."""
+"""`make demo`: for each engine start a cluster of three workers, run a job, scale to four and to two workers during the
+job, and stop. Nothing may be left behind."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Progress:
 
 
 class Job:
-    """An example's work, over and over, as a driver of the cluster. What it says on stderr is shown if it fails."""
+    """Runs an example repeatedly as a driver of the cluster. Its stderr is shown if it fails."""
 
     def __init__(self, cluster: Cluster, script: Path) -> None:
         driver = cluster.driver()
@@ -66,10 +66,10 @@ class Job:
         return self._process.stdout.readline().strip() or self._fail("ended without a result")
 
     def end(self, result: str) -> None:
-        """Let it finish what it does; every result must have been the same."""
+        """Wait until it ends; all results must be equal."""
         others, _ = self._process.communicate(timeout=120)
         if self._process.returncode != 0 or any(line != result for line in others.splitlines()):
-            self._fail(f"went wrong while the cluster was scaled: {others}")
+            self._fail(f"failed while the cluster was scaled: {others}")
 
     def _fail(self, what: str) -> NoReturn:
         self._errors.seek(0)
@@ -128,7 +128,7 @@ def table(rows: list[Row]) -> str:
 
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="oars-demo-") as state:
-        os.environ["OARS_STATE_DIR"] = state  # so that nothing of the user's own clusters is counted
+        os.environ["OARS_STATE_DIR"] = state  # the user's own clusters are not counted
         rows = [demonstrate(engine, EXAMPLES / name / "main.py") for engine, name in JOBS.items()]
     print(table(rows))
     return 1 if any(row.left for row in rows) else 0

@@ -1,4 +1,4 @@
-"""Do an example's work again and again until standard input ends: something to scale under."""
+"""Repeats an example's work until standard input ends, so that a cluster can be scaled under load."""
 
 import runpy
 import select

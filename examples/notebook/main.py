@@ -1,5 +1,5 @@
-"""What one would type into a notebook: a cluster as an object, its engine's own client, and a change of size. Run it
-with a Python that has the engine (pip install 'oars[dask]'):
+"""A notebook as a program: creates a cluster, connects the engine's own client and scales. Run it with a Python that
+has the engine (pip install 'oars[dask]'):
 
     python examples/notebook/main.py
 """
@@ -12,6 +12,6 @@ if __name__ == "__main__":
         held = client.map(lambda n: n * n, range(100))
         cluster.scale(3)
         cluster.wait(3)
-        cluster.scale(1)  # what the others hold moves first
+        cluster.scale(1)  # the results of removed workers are moved first
         cluster.wait()
         print("sum", sum(client.gather(held)), "workers", cluster.status().ready)

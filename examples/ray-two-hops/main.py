@@ -1,4 +1,4 @@
-"""A hundred values that pass through two tasks each, wherever Ray puts them, and the machines they passed. Run it with:
+"""Passes a hundred values through two Ray tasks each and counts the machines on their way. Run it with:
 
 oars run examples/ray-two-hops/main.py --engine ray --workers 3
 """
@@ -17,7 +17,7 @@ def hop(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def work() -> str:
-    ray.init(ignore_reinit_error=True, log_to_driver=False)  # finds the cluster it was started for
+    ray.init(ignore_reinit_error=True, log_to_driver=False)  # finds the cluster of `oars run`
     paths = Counter(ray.get([hop.remote(hop.remote(())) for _ in range(100)]))
     return f"{paths.total()} values over {len(paths)} path(s)"
 

@@ -1,4 +1,4 @@
-"""Writing an image as a docker-archive tar, which containerd imports as it is."""
+"""Write images as docker-archive tars, which containerd can import."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Runtime:
-    """How a container of the image starts, unless its pod says otherwise."""
+    """Default settings of the image's containers."""
 
     command: Sequence[str] = ("bash",)
     user: str = ""

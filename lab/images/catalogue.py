@@ -1,4 +1,4 @@
-"""Which images there are, and bringing them to the node."""
+"""The list of images, and their import into the node."""
 
 import shutil
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from lab.images import archive, layers
 if TYPE_CHECKING:
     from lab.cluster import Lab
 
-# image -> tag: the version of what it holds
+# image -> tag: the version of its main package
 IMAGES = {
     "base": "1",
     "dask": "2026.8.0",
@@ -21,7 +21,7 @@ IMAGES = {
     "mars-pymars": "0.10.0",
     "operator": "dev",
 }
-# Of an image that changes with every edit so many are kept: whoever imports one now has it.
+# Number of cached versions of the operator's image, which changes with every edit. Another run may import an old one.
 KEPT = 3
 
 _PATH = "PATH=/opt/env/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -29,14 +29,14 @@ _RUNTIME = archive.Runtime(user="1000:1000", env=(_PATH, "LANG=C.UTF-8"), folder
 
 
 def reference(name: str) -> str:
-    """What a pod writes in `image:`. The registry does not exist: nothing can be pulled from it."""
+    """Return the image reference for a pod's spec. There is no such registry: nothing can be pulled."""
     if name not in IMAGES:
         raise LabError(f"There is no image {name!r}: choose from {', '.join(IMAGES)}.")
     return f"oars.lab/{name}:{IMAGES[name]}"
 
 
 def provide(lab: "Lab", names: Iterable[str]) -> list[str]:
-    """Build these images if need be, and import them if the lab's node is up."""
+    """Build the images that are not cached, and import them if the lab's node is up."""
     wanted = {name: reference(name) for name in names}
     for name, ref in wanted.items():
         tar = _archive(lab, name, ref)
@@ -59,14 +59,14 @@ def _archive(lab: "Lab", name: str, ref: str) -> Path:
 
 
 def _forget(newest: Path) -> None:
-    """Delete the oldest of an image, but for a few and the one that is wanted now."""
+    """Delete the oldest versions of an image, except KEPT and the one in use."""
     others = [path for path in newest.parent.iterdir() if path not in (newest, newest.parent / "draft")]
     for old in sorted(others, key=lambda path: path.stat().st_mtime)[: -(KEPT - 1)]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _bring(lab: "Lab", tar: Path, ref: str) -> None:
-    """Import, unless this very content is there already."""
+    """Import the image unless the same content has been imported before."""
     mark = lab.dir / "containerd" / f"imported-{tar.parent.parent.name}"
     if mark.exists() and mark.read_text() == tar.parent.name and ref in node.images(lab.dir):
         return

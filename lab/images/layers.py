@@ -1,6 +1,6 @@
-"""The layers images are stacked from: the Debian base, one environment per engine, and Oars itself for the operator.
+"""Image layers: the Debian base, one environment per engine, and Oars itself for the operator.
 
-Each is made in a chroot, so what the machine itself has installed does not matter.
+Each is built in a chroot, independent of what is installed on the machine.
 """
 
 import shutil
@@ -15,14 +15,14 @@ from lab.run import run
 FOLDER = Path(__file__).parent
 CHECKOUT = FOLDER.parent.parent
 UV = "uv==0.9.5"
-# Not compiled for this Python by anyone else: built from source first.
+# There is no wheel for this Python version: compiled from source.
 COMPILED = {"mars-pymars"}
 
 Say = Callable[[str], None]
 
 
 def of(store: Path, name: str, say: Say) -> list[Path]:
-    """The layer tars of an image, lowest first."""
+    """Return the layer tars of an image, lowest first."""
     base = _system(store, "base", say)
     if name == "base":
         return [base / "layer.tar"]
@@ -31,7 +31,7 @@ def of(store: Path, name: str, say: Say) -> list[Path]:
 
 
 def _system(store: Path, name: str, say: Say) -> Path:
-    """A Debian root file system: `base`, or `builder` with compilers on top."""
+    """Build a Debian root file system: `base`, or `builder` with compilers."""
     packages = _packages("base") + (_packages(name) if name != "base" else [])
     script = FOLDER / "base.sh"
 
@@ -46,7 +46,7 @@ def _system(store: Path, name: str, say: Say) -> Path:
 
 
 def _engine(store: Path, name: str, base: Path, say: Say) -> Path:
-    """What an engine adds to the base."""
+    """Build the layer with an engine's environment."""
     requirements = (FOLDER / f"{name}.txt").read_bytes()
     scripts = [FOLDER / script for script in ("engine.sh", "chroot.sh", "wheel.sh")]
 
@@ -66,7 +66,7 @@ def _engine(store: Path, name: str, base: Path, say: Say) -> Path:
 
 
 def _oars(store: Path, base: Path, say: Say) -> Path:
-    """Oars, from this checkout: a layer of its own, as it is another one after every edit."""
+    """Build the layer with Oars from this checkout; it changes with every edit."""
     script = FOLDER / "oars.sh"
     sources = [path for path in sorted((CHECKOUT / "src").rglob("*")) if _is_source(path)]
 
@@ -89,7 +89,7 @@ def _is_source(path: Path) -> bool:
 
 
 def _share(store: Path, folder: Path, requirements: bytes) -> Path:
-    """The folder a script sees as /mnt/share: uv, the requirements, and wheels made here."""
+    """Prepare the folder that scripts see as /mnt/share: uv, the requirements, wheels."""
     share = folder / "share"
     for part in ("bin", "wheels"):
         (share / part).mkdir(parents=True)
@@ -99,7 +99,7 @@ def _share(store: Path, folder: Path, requirements: bytes) -> Path:
 
 
 def _uv(store: Path) -> Path:
-    """uv, from the Python registry: one program that runs in any chroot."""
+    """Return uv from the package index: a single program that runs in any chroot."""
 
     def make(folder: Path) -> None:
         run([sys.executable, "-m", "venv", folder / "venv"], 120)
@@ -111,12 +111,12 @@ def _uv(store: Path) -> Path:
 
 
 def _in_chroot(system: Path, changes: Path, share: Path, script: str) -> None:
-    chroot = ["unshare", "--mount", "--propagation", "private", "nice", "-n", "10", "sh", FOLDER / "chroot.sh"]
+    chroot = ["unshare", "--mount", "--propagation", "private", "sh", FOLDER / "chroot.sh"]
     run([*chroot, system / "root", changes, share, FOLDER / script], 3600)
 
 
 def _tar(root: Path, target: Path) -> None:
-    # Sorted and without times of access, so the same content gives the same layer.
+    # Sorted, so that the same content gives the same layer.
     options = [
         "--sort=name",
         "--numeric-owner",
@@ -134,5 +134,5 @@ def _packages(name: str) -> list[str]:
 
 
 def _announce(say: Say, what: str, seconds: int) -> float:
-    say(f"building the {what}, once: about {seconds} s")
+    say(f"building the {what} (only once): about {seconds} s")
     return time.monotonic()

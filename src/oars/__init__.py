@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["AsyncCluster", "Cluster", "ClusterSpec", "OarsError", "connect", "executor"]
 __version__ = VERSION
 
-# Loaded on first use: `import oars` costs next to nothing and needs no engine, no pydantic.
-_HOMES = {
+# Loaded on first use, so that `import oars` is fast and needs neither an engine nor pydantic.
+_MODULES = {
     "AsyncCluster": "oars.client.cluster",
     "Cluster": "oars.client.sync",
     "ClusterSpec": "oars.spec.cluster",
@@ -28,14 +28,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'oars' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_HOMES[name]), name)  # noqa: TID251 (lazy exports of our own)
+    value = getattr(importlib.import_module(_MODULES[name]), name)  # noqa: TID251 (lazy exports)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

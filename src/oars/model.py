@@ -1,15 +1,15 @@
-"""The inside nouns: what a cluster shall be (Desired), what is there (Observed), what the engine says (View), what to
-do next (Step). Plain frozen data, no I/O.
+"""The inner nouns: what is wanted (Desired), what exists (Observed), what the engine reports (View), what to do next
+(Step). Plain frozen data, no I/O.
 
-Text with `$(…)` in an argv, an environment value, a file or an address is filled in by the place that runs it:
+Text with `$(…)` in an argv, an environment value, a file or an address is a template. The place fills it in:
 
-    $(host)            the address this member binds to and is reached at (127.0.0.1; the pod's address)
-    $(bind)            where it listens if that is another address (127.0.0.1; all addresses of a pod)
-    $(port.NAME)       this member's own port of that name (asked for locally; Port.default on Kubernetes)
+    $(host)            the address this member is reached at (127.0.0.1; the pod's address)
+    $(bind)            the address it listens on (127.0.0.1; all addresses of a pod)
+    $(port.NAME)       this member's own port of that name (allocated locally; Port.default on Kubernetes)
     $(head.host)       where the head is reached (127.0.0.1; the Service's name)
     $(head.NAME)       the head's port of that name, as a number
     $(member)          the member's id, such as worker-0
-    $(incarnation)     changes each time this member is started anew
+    $(incarnation)     changes each time this member is started
     $(dir)             a private scratch directory of this member, removed with it
     $(file.NAME)       path of a file of Process.files, written before the start
     $(secret.NAME)     path of a file of the cluster's secrets, readable by the owner only
@@ -18,34 +18,39 @@ Text with `$(…)` in an argv, an environment value, a file or an address is fil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from functools import cached_property
+from typing import Any, NewType
 
 MemberId = NewType("MemberId", str)
 
 HEAD = MemberId("head")
-NOTHING: Mapping[str, str] = {}
 
 
 class Role(StrEnum):
     HEAD = "head"
     WORKER = "worker"
+    DRIVER = "driver"  # a program of the user that runs on the cluster and ends by itself
+
+
+# What is wanted
 
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a member. `default` is what it is where every member has an address of its own."""
+    """A port of a member. `default` is its number where every member has its own address."""
 
     name: str
     default: int
-    on_service: bool = True  # others find it by the head's name; False: only members use it, by address
-    alias: str = ""  # its name in a Service, where users of the engine know it by another
+    on_service: bool = True  # reachable through the head's Service; False: members dial it by address
+    alias: str = ""  # its name in the Service, if the engine's users know it by another
+    dashboard: bool = False  # serves the page that people look at
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Where a member says that it is there: a page that answers 200 or, without a path, a port that is open."""
+    """How a member shows that it is up: a page that answers 200 or, without a path, an open port."""
 
     port: str
     path: str = ""
@@ -53,7 +58,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Stop:
-    """How a process of this kind ends by itself: the signal it heeds and how long it may take."""
+    """How a process of this kind is asked to end, and how many seconds it may take."""
 
     signal: str = "TERM"
     grace: float = 10.0
@@ -63,7 +68,7 @@ class Stop:
 class Process:
     """One program to run. `argv` is the command as an image or a PATH has it. `entry` is the same program as Python:
     "module:function" or a script's path ("$(file.NAME)"), run with sys.argv = argv. Places that run in the engine's
-    environment use it, forked from a Python that has imported `preload` already; others run argv."""
+    environment fork it from a Python that has imported `preload`; others run argv."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -71,13 +76,13 @@ class Process:
     files: Mapping[str, str] = field(default_factory=dict)
     entry: str = ""
     preload: tuple[str, ...] = ()
-    # Environment variables the program reads when it runs, not when it is imported: they may differ between members
-    # that are forked from one Python. Other differences make the place start the program afresh.
+    # Environment variables that the program reads when it runs, not when it is imported: they may differ between
+    # members that are forked from one Python. Any other difference needs a second fork server.
     late_env: tuple[str, ...] = ()
     stop: Stop = Stop()
     probe: Probe | None = None
-    # Glob patterns of what a killed process leaves outside $(dir), e.g. shared memory; named by $(tag), which
-    # the process finds in OARS_TAG.
+    # Glob patterns of what a killed process leaves outside $(dir), such as shared memory; named by $(tag), which the
+    # process finds in OARS_TAG.
     litter: tuple[str, ...] = ()
 
 
@@ -91,6 +96,14 @@ class Resources:
     shared_memory: int = 0  # bytes it needs in /dev/shm; part of memory
 
 
+class Restart(StrEnum):
+    """Whether a member that exits is started again."""
+
+    ALWAYS = "Always"
+    ON_FAILURE = "OnFailure"
+    NEVER = "Never"
+
+
 @dataclass(frozen=True)
 class Group:
     """Members that are alike. The head is a group of one."""
@@ -100,6 +113,26 @@ class Group:
     replicas: int
     process: Process
     resources: Resources = Resources()
+    restart: Restart = Restart.ALWAYS
+    max_restarts: int | None = None  # for ON_FAILURE; None: no limit
+    burst: bool = False  # cpu is reserved but not a limit
+    pod: Mapping[str, Any] = field(default_factory=dict)  # a PodTemplateSpec, merged over the rendered one
+    fingerprint: str = ""  # hash of everything the user wrote that such members depend on
+
+
+@dataclass(frozen=True)
+class LogPattern:
+    """A regular expression for log lines that explain why a member died.
+
+    `meaning` is a clause such as "the disk is full", formatted with the groups of `pattern`. `row_pattern` finds
+    details in the same lines; each is formatted with `row`. `reason` is set if the meaning is a cause of its own."""
+
+    pattern: str
+    meaning: str
+    hint: str
+    reason: str = ""
+    row_pattern: str = ""
+    row: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,37 +144,60 @@ class Shape:
     endpoints: Mapping[str, str]  # "client", "dashboard"; "outside": the client's, where no member can be dialled
     secrets: tuple[str, ...] = ()  # kinds the cluster needs: "tls" (ca.pem, cert.pem, key.pem), "token"
     dashboard_secret: str = ""  # the file of those that the dashboard asks a person for
-    image: str = ""  # that its users usually take, where images are
-    needs_helper: bool = False  # its live half has questions for a script beside the head (Wire.ask)
-    driver_env: Mapping[str, str] = field(default_factory=dict)  # makes the engine's own words find the cluster
-    outside_env: Mapping[str, str] = field(default_factory=dict)  # the same, over it, where "outside" is the address
+    image: str = ""  # the default image
+    needs_helper: bool = False  # its live half asks questions of a script beside the head (Wire.ask)
+    driver_env: Mapping[str, str] = field(default_factory=dict)  # makes the engine's own client find the cluster
+    outside_env: Mapping[str, str] = field(default_factory=dict)  # overrides it where "outside" is the address
+    log_patterns: tuple[LogPattern, ...] = ()  # what the engine's own log lines mean; plan/logs.py has the general ones
+
+
+@dataclass(frozen=True)
+class Expose:
+    """How the head is reached from outside."""
+
+    type: str = "ClusterIP"
+    host: str = ""
+    ingress_class: str = ""
+    tls_secret: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Desired:
-    """What shall be. `running` False: everything is to go. `force`: remove workers even if that loses what they
-    hold."""
+    """The desired state, complete: a place needs nothing else."""
 
     name: str
     engine: str
     place: str
     shape: Shape
-    running: bool = True
-    force: bool = False
-    drain_seconds: float = 60.0
-    generation: int = 0  # grows with every change of the description
+    drivers: tuple[Group, ...] = ()
+    namespace: str = ""
+    create_namespace: bool = False
+    image: str = ""
+    expose: Expose = Expose()
+    helper: bool = False  # a helper runs beside the head
+    tied: bool = False  # the cluster ends when its owner is gone
+    mode: str = ""  # who runs the loop, where there is a choice: "operator" or "direct"
+    running: bool = True  # False: remove everything
+    force: bool = False  # remove workers even if that loses what they hold
+    drain_timeout: float = 60.0  # seconds that one attempt to drain may take
+    head_epoch: int = 0  # which head the workers serve; the loop fills it in
+    generation: int = 0  # grows with every change of the spec
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.shape.head, *self.shape.workers)
+        return (self.shape.head, *self.shape.workers, *self.drivers)
+
+
+# What exists
 
 
 class MemberState(StrEnum):
-    """What the place knows of a member; whether it is ready only the engine can say."""
+    """What the place knows of a member; only the engine knows whether it is ready."""
 
-    WAITING = "Waiting"  # asked for, not started yet
+    WAITING = "Waiting"  # it will run: being started, or started again by the place itself
     RUNNING = "Running"
-    EXITED = "Exited"
+    EXITED = "Exited"  # it stays so until it is ensured again
 
 
 @dataclass(frozen=True)
@@ -152,21 +208,33 @@ class Member:
     role: Role
     group: str
     state: MemberState
-    incarnation: str = ""  # changes with every start
-    head: str = ""  # the head's incarnation when it was started; places that heal: how many heads came before (of the
-    # head itself: its incarnation, which also changes when it is started again in place)
-    started: float = 0.0
+    incarnation: str = ""  # changes with every start; empty: not started yet
+    head_epoch: int = 0  # of the head that it was started for
+    started_at: float = 0.0
+    created_at: float = 0.0  # tells who is newer where the number at the end of the id does not
     pid: int | None = None
     address: str = ""
     reason: str = ""  # for Waiting and Exited: short, such as "killed by SIGKILL"
     tail: tuple[str, ...] = ()  # last log lines, for Exited
-    answers: bool = True  # False: the place's own probe says that it does not (yet)
-    made: float = 0.0  # when the place made it, where the number at the end of its id does not tell who is newer
+    exit_code: int | None = None  # for Exited, if known
+    probe_ready: bool = True  # False: the place's own probe has not succeeded (yet)
+
+
+@dataclass(frozen=True)
+class Death:
+    """The last time that a member ended by itself. `count`: how often so far, if the place counts."""
+
+    incarnation: str
+    at: float
+    started_at: float
+    reason: str
+    tail: tuple[str, ...] = ()
+    count: int = 1
 
 
 @dataclass(frozen=True)
 class Retiring:
-    """A worker chosen to go. It stays chosen across restarts of ours, so that we never drain one and remove another."""
+    """A worker chosen to leave. It stays chosen across restarts of the loop: what was drained is what gets removed."""
 
     since: float
     drained: bool = False
@@ -187,59 +255,89 @@ class Failure:
 
 @dataclass(frozen=True)
 class LoopState:
-    """What the loop must remember between passes and across its own death; kept by the place."""
+    """What the loop remembers between passes and across its own restarts; the place stores it."""
 
     retiring: Mapping[MemberId, Retiring] = field(default_factory=dict)
     failures: Mapping[MemberId, Failure] = field(default_factory=dict)
-    head: str = ""  # places that heal: the incarnation of the head that the workers serve
-    head_changes: int = 0  # and how many there were before it
+    head: str = ""  # incarnation of the head that `head_epoch` counts; empty: it has not started yet
+    head_epoch: int = 0  # how many heads came before it
+    ready_since: float | None = None
 
-    def with_retiring(self, retiring: Mapping[MemberId, Retiring]) -> LoopState:
-        return replace(self, retiring=dict(retiring))
+
+@dataclass(frozen=True)
+class Pace:
+    """How many seconds apart polling pays at this place: while something may change at any moment, while we wait for
+    something that the place announces itself, and when everything is ready."""
+
+    soon: float = 0.1
+    waiting: float = 0.1
+    resting: float = 1.0
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What is there. Where `heals` is true the place itself replaces dead members (Kubernetes Deployments)."""
+    """The observed state."""
 
     members: tuple[Member, ...] = ()
-    notes: LoopState = LoopState()
-    heals: bool = False
-    causes: tuple[Cause, ...] = ()  # what the place itself knows of why something is not as wanted
-    remarks: tuple[Cause, ...] = ()  # what is worth knowing though it keeps nothing from being as wanted
+    state: LoopState = LoopState()
+    deaths: Mapping[MemberId, Death] = field(default_factory=dict)
+    pace: Pace = Pace()
+    causes: tuple[Cause, ...] = ()  # what the place itself knows of why something is missing
+    remarks: tuple[Cause, ...] = ()  # worth knowing, though nothing is missing
+
+    @cached_property
+    def _by_id(self) -> dict[MemberId, Member]:
+        return {member.id: member for member in self.members}
 
     def member(self, wanted: MemberId) -> Member | None:
-        return next((m for m in self.members if m.id == wanted), None)
+        return self._by_id.get(wanted)
+
+
+# What the engine reports
 
 
 @dataclass(frozen=True)
 class MemberView:
-    """What the engine says of a member. `held`: bytes only it holds; `idle`: seconds without work, 0 while it works or
-    if that is not known."""
+    """What the engine reports of a member. `held`: bytes only it holds; `idle`: seconds without work, 0 while it works
+    or if unknown."""
 
     ready: bool
     address: str = ""
     idle: float = 0.0
     held: int = 0
-    incarnation: str = ""  # if the engine can tell; an answer about an older one does not count
+    incarnation: str = ""  # if the engine can tell; a report about an older one does not count
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Work that waits for workers: how many tasks of one kind, and what each needs."""
+
+    resources: Resources
+    count: int
 
 
 @dataclass(frozen=True)
 class View:
-    """What the engine's head says. `up` False: it does not answer (yet); `message` says how."""
+    """What the engine's head reports. `up` False: it does not answer (yet); `message` says why."""
 
     up: bool = False
     message: str = ""
     members: Mapping[MemberId, MemberView] = field(default_factory=dict)
+    demand: tuple[Demand, ...] = ()
+    draining: frozenset[MemberId] = frozenset()  # drains under way, as the loop knows; they take no work
+
+
+# What to do
 
 
 @dataclass(frozen=True)
 class Ensure:
-    """These members of the group shall run; those that do are left alone. Places that heal count them, and see to it
-    that all that belongs to the group is there and as described."""
+    """These members of the group must run; those that do are left alone. Idempotent. `settled`: the cluster has been
+    ready for a while, so what only protects it may be added."""
 
     group: Group
     members: tuple[MemberId, ...]
+    settled: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,7 +349,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class Remove:
-    """Take these members away for good. grace 0: at once, there is nothing left to save."""
+    """Remove these members for good. grace 0: immediately, there is nothing left to save."""
 
     members: tuple[MemberId, ...]
     reason: str
@@ -261,28 +359,38 @@ class Remove:
 Step = Ensure | Drain | Remove
 
 
+class Wait(StrEnum):
+    """Why the loop pauses."""
+
+    SOON = "soon"
+    WAITING = "waiting"
+    RESTING = "resting"
+
+
 @dataclass(frozen=True)
 class Decision:
     """What to do now, what to remember, and when to look again at the latest."""
 
     steps: tuple[Step, ...]
-    notes: LoopState
+    state: LoopState
     again_after: float = 1.0
+    wait: Wait = Wait.SOON
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why something is not as wanted: a short word, a sentence, what to do, and the log lines that matter."""
+    """Why something is not ready: a CamelCase reason, a sentence, what to do, and the log lines that matter."""
 
     reason: str
     message: str
     hint: str = ""
     lines: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()  # whom it is about
 
 
 @dataclass(frozen=True)
 class Drained:
-    """The answer to a Drain, for one member: done, or what it still waits for."""
+    """The reply to a Drain, for one member: done, or what it still waits for."""
 
     member: MemberId
     done: bool

@@ -18,8 +18,8 @@ NODES = 4
 
 # Started with every Python that finds it: an Oars that asks for nothing twice, however far its watches lag behind.
 PATIENT = """
-from oars.places.kube import around, seen
-around.CATCH_UP = seen.CATCH_UP = 60.0
+from oars.places.kube.state import cache, owned_objects
+owned_objects.CATCH_UP = cache.CATCH_UP = 60.0
 """
 
 

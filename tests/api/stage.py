@@ -45,10 +45,17 @@ def group(name: str = "default", replicas: int | None = 3, **more: Any) -> dict[
     return {"name": name, **counted, "cpu": "0.1", "memory": "64Mi", "pod": PLAYED, **more}
 
 
+def sized(*groups: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a spec with these groups: the number of the first one is the cluster's."""
+    first = {key: value for key, value in groups[0].items() if key != "replicas"}
+    numbers = {"replicas": groups[0]["replicas"]} if "replicas" in groups[0] else {}
+    return {"workers": [first, *groups[1:]], **numbers}
+
+
 def resource(name: str, *groups: dict[str, Any], **spec: Any) -> Object:
     """A ComputeCluster of played pods."""
     head = {"cpu": "0.1", "memory": "64Mi", "pod": PLAYED}
-    body = {"engine": "played", "head": head, "workers": list(groups or (group(),)), **spec}
+    body = {"engine": "played", "head": head, **sized(*(groups or (group(),))), **spec}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": body}
 
 

@@ -13,10 +13,11 @@ from lab.faultproxy import FaultProxy
 from lab.faults import Answer, Drop, EndWatch, Pass, Rule
 from lab.wait import until
 from tests.api.stage import Stage, group, quiet_for, requests, resource
+from tests.unit.plan.clusters import desired
 
 from oars.base.errors import NameInUse, Replaced, SpecError
-from oars.client.backend import Making
-from oars.client.backends import Where, kube_backend
+from oars.base.settings import Settings
+from oars.client.backend import CreateOptions, Location
 from oars.client.kubernetes import KubeBackend
 from oars.kube import config
 from oars.kube.client import Client
@@ -25,6 +26,7 @@ from oars.model import LoopState
 from oars.places.kube import names
 from oars.places.kube.state import cache, owned_objects
 from oars.places.kube.state.root import ConfigMapRoot
+from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
 from oars.spec.status import Phase, Status
 
@@ -32,27 +34,41 @@ Proxies = Callable[..., FaultProxy]
 SECONDS = 60
 
 
+class DemoClient:
+    """The backend of one client, and its handle of the cluster demo."""
+
+    def __init__(self, location: Location) -> None:
+        self.backend = KubeBackend(Settings.from_environ(os.environ), os.environ, location)
+        self.demo = self.backend.cluster("demo")
+
+    async def create(self, spec: ClusterSpec, *, tied: bool = False) -> None:
+        self.demo = await self.backend.create("demo", spec, CreateOptions(tied))
+
+    async def names(self) -> list[str]:
+        return [handle.name for handle in await self.backend.list()]
+
+
 @asynccontextmanager
-async def at_home(stage: Stage, kubeconfig: Path | None = None, mode: str = "direct") -> AsyncIterator[KubeBackend]:
+async def at_home(stage: Stage, kubeconfig: Path | None = None, mode: str = "direct") -> AsyncIterator[DemoClient]:
     """A client of its own."""
     path = str(kubeconfig or stage.kube.kubeconfig)
-    home = kube_backend(Where("kubernetes", namespace=stage.kube.namespace, kubeconfig=path, mode=mode), os.environ)
+    home = DemoClient(Location("kubernetes", namespace=stage.kube.namespace, kubeconfig=path, mode=mode))
     try:
         yield home
     finally:
-        await home.close()
+        await home.backend.close()
 
 
-async def make(home: KubeBackend, replicas: int = 3, *, tied: bool = False) -> None:
+async def make(home: DemoClient, replicas: int = 3, *, tied: bool = False) -> None:
     spec = build({**resource("demo", group(replicas=replicas))["spec"], "place": "kubernetes"}).spec
-    await home.create("demo", spec, Making(tied, lambda _: None))
+    await home.create(spec, tied=tied)
 
 
-async def ready(home: KubeBackend, wanted: int, seconds: float = SECONDS) -> Status:
+async def ready(home: DemoClient, wanted: int, seconds: float = SECONDS) -> Status:
     """Until it has so many workers, and says so of the newest description."""
-    generation = await home.generation("demo")
+    generation = await home.demo.generation()
     async with asyncio.timeout(seconds):
-        async for report in home.watch("demo"):
+        async for report in home.demo.watch():
             status = report.status
             if status.generation >= generation and status.phase is Phase.READY and status.ready == wanted:
                 return status
@@ -81,13 +97,13 @@ def test_a_life(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch: pyt
             made = [r.request for r in proxy.writes if r.request.resource not in ("leases", "events", "configmaps")]
             assert len(made) <= (9 if tied else 6), made  # with the helper's Secret and rights
             before = len(proxy.writes)
-            await home.scale("demo", 6, None)
+            await home.demo.scale(6)
             await ready(home, 6)
             written = [f"{r.request.verb} {r.request.resource}" for r in proxy.writes[before:]]
             assert written.count("patch deployments") == 1
-            await home.scale("demo", 2, None)
+            await home.demo.scale(2)
             await ready(home, 2)
-            assert await home.stop("demo", wait=90)
+            assert await home.demo.stop(90)
         stage_is_empty(stage)
 
     play(story())
@@ -97,7 +113,6 @@ def stage_is_empty(stage: Stage) -> None:
     until("nothing is left", lambda: not stage.left("demo"))
 
 
-@pytest.mark.long
 def test_at_rest_nothing_is_written_but_the_lease(stage: Stage, fault_proxy: Proxies) -> None:
     proxy = fault_proxy()
 
@@ -117,7 +132,7 @@ def test_a_name_is_taken_once(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home, at_home(stage) as other:
             await make(home)
-            with pytest.raises(NameInUse, match="A cluster called 'demo' is there already"):
+            with pytest.raises(NameInUse, match="Cluster 'demo' exists already"):
                 await make(other)
 
     play(story())
@@ -130,13 +145,13 @@ def test_what_is_noted_of_a_cluster_goes_to_no_other_of_its_name(stage: Stage) -
     async def story() -> None:
         async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig)) as client:
             root = ConfigMapRoot(client, await client.create(config_map))
-            await root.save(LoopState(head="a:0"), None, ())
+            await root.save(desired(), LoopState(head="a:0"), None)
             first = await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
-            assert "a:0" in first["data"]["notes.json"]
+            assert "a:0" in first["data"]["state.json"]
             await client.delete(CONFIG_MAP, metadata["name"], metadata["namespace"])
             await client.create(config_map)
             with pytest.raises(Replaced):
-                await root.save(LoopState(head="b:0"), None, ())
+                await root.save(desired(), LoopState(head="b:0"), None)
             assert "data" not in await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
 
     play(story())
@@ -148,7 +163,7 @@ def test_what_cannot_be_rendered_makes_nothing(stage: Stage) -> None:
         spec = build({**resource("demo", group(pod=wrong))["spec"], "place": "kubernetes"}).spec
         async with at_home(stage) as home:
             with pytest.raises(SpecError, match="clashes"):
-                await home.create("demo", spec, Making(False, lambda _: None))
+                await home.create(spec)
         assert stage.left("demo") == []
 
     play(story())
@@ -161,11 +176,11 @@ def test_another_client_sees_it_and_takes_over(stage: Stage) -> None:
                 await make(first)
                 await ready(first, 3)
                 assert await second.names() == ["demo"]
-                assert (await second.report("demo")).status.ready == 3
+                assert (await second.demo.report()).status.ready == 3
             # The first has gone in good order and left the cluster.
-            await second.scale("demo", 4, None)
+            await second.demo.scale(4)
             await ready(second, 4)
-            assert await second.stop("demo", wait=90)
+            assert await second.demo.stop(90)
 
     play(story())
 
@@ -189,8 +204,8 @@ def test_bad_weather_delays_and_nothing_more(weather: str, stage: Stage, fault_p
             proxy.script.rules = [Rule(Pass(), resource="leases"), *WEATHER[weather]]
             await ready(home, 3, 90)
             proxy.script.rules = []  # what the user himself asks for would be told, not tried again
-            await home.scale("demo", 1, None)
+            await home.demo.scale(1)
             await ready(home, 1, 60)
-            assert await home.stop("demo", wait=90)
+            assert await home.demo.stop(90)
 
     play(story())

@@ -7,13 +7,12 @@ import os
 
 from lab.wait import until
 from tests.api.stage import Stage, group, resource
-from tests.api.test_direct import at_home, make, play, ready, stage_is_empty
+from tests.api.test_direct import DemoClient, at_home, make, play, ready, stage_is_empty
 
-from oars.cli import down
-from oars.client.backend import Making
-from oars.client.backends import Where, kube_backend
+from oars.client.backend import Location
 from oars.kube.kinds import CONFIG_MAP, LEASE, NAMESPACE
 from oars.places.kube import names
+from oars.service import Service
 from oars.spec.load import build
 
 
@@ -21,14 +20,14 @@ def test_of_two_that_scale_at_once_none_is_lost(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as first, at_home(stage) as second:
             spec = build({**resource("demo", group("a", 1), group("b", 1))["spec"], "place": "kubernetes"}).spec
-            await first.create("demo", spec, Making(False, lambda _: None))
+            await first.create(spec)
             await ready(first, 2)
             for number in range(2, 7):
-                await asyncio.gather(first.scale("demo", number, "a"), second.scale("demo", number, "b"))
-                assert [group.replicas for group in (await first.spec("demo")).workers] == [number, number]
-            assert await first.generation("demo") == 11
+                await asyncio.gather(first.demo.scale(number, "a"), second.demo.scale(number, "b"))
+                assert [group.replicas for group in (await first.demo.spec()).workers] == [number, number]
+            assert await first.demo.generation() == 11
             await ready(first, 12)
-            assert await first.stop("demo", wait=90)
+            assert await first.demo.stop(90)
 
     play(story())
 
@@ -40,42 +39,42 @@ def test_another_patience_leaves_the_head_alone(stage: Stage) -> None:
             await ready(home, 1)
 
             def patience() -> str:
-                lease = stage.kube.api.get(LEASE.path(home.namespace, names.root("demo")))
+                lease = stage.kube.api.get(LEASE.path(home.backend.namespace, names.root("demo")))
                 return str(lease["metadata"]["annotations"][names.ORPHANED])
 
             assert patience() == "120"
             before = stage.deployments("demo")[names.head("demo")]["metadata"]
-            spec = await home.spec("demo")
+            spec = await home.demo.spec()
             lifetime = spec.lifetime.model_copy(update={"orphaned": 600.0})
-            await home.change("demo", spec.model_copy(update={"lifetime": lifetime}))
+            await home.demo.apply(spec.model_copy(update={"lifetime": lifetime}))
             await ready(home, 1)
             await asyncio.to_thread(until, "the Lease says so", lambda: patience() == "600")
             after = stage.deployments("demo")[names.head("demo")]["metadata"]
             assert (after["uid"], after["generation"]) == (before["uid"], before["generation"])
-            assert await home.stop("demo", wait=90)
+            assert await home.demo.stop(90)
 
     play(story())
 
 
 def test_a_namespace_of_its_own(stage: Stage) -> None:
     own = f"{stage.kube.namespace}-own"
-    where = Where("kubernetes", namespace=own, kubeconfig=str(stage.kube.kubeconfig), mode="direct")
+    location = Location("kubernetes", namespace=own, kubeconfig=str(stage.kube.kubeconfig), mode="direct")
     described = {**resource("demo", group(replicas=1))["spec"], "place": "kubernetes", "namespace": {"create": True}}
     spec = build(described).spec
 
     async def story() -> None:
-        home = kube_backend(where, os.environ)
+        home = DemoClient(location)
         try:
-            await home.create("demo", spec, Making(False, lambda _: None))
+            await home.create(spec)
             status = await ready(home, 1)
             assert status.namespace == own, "as -n says"
             # The root goes, as the watcher beside the head would have it: the namespace stays; `oars down` knows it.
-            await home.client.delete(LEASE, names.root("demo"), own)
-            await home.client.delete_all(CONFIG_MAP, own, f"{names.CLUSTER}=demo")
+            await home.backend.client.delete(LEASE, names.root("demo"), own)
+            await home.backend.client.delete_collection(CONFIG_MAP, own, f"{names.CLUSTER}=demo")
             assert await home.names() == []
         finally:
-            await home.close()
-        assert await down._stop("demo", where, 90) is None
+            await home.backend.close()
+        assert await Service(os.environ, location).stop(["demo"], 90) == {"demo": None}
 
     play(story())
     until("its namespace is gone", lambda: _is_gone(stage, own), 180)

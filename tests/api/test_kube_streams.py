@@ -1,4 +1,4 @@
-"""Commands, ports and files of real pods, through a real API server, kubelet and containerd."""
+"""Exec, port-forward and copy with real pods, through a real API server, kubelet and containerd."""
 
 from __future__ import annotations
 
@@ -16,26 +16,19 @@ import pytest
 from lab.kube import Kube, is_ready
 
 from oars.base.errors import NotFound, OarsError, TimedOut
-from oars.kube import forwarder
+from oars.kube import port_forward
 from oars.kube.client import Client
 from oars.kube.config import load
+from oars.kube.copy import copy_from, copy_to
 from oars.kube.errors import ApiError
+from oars.kube.exec import NoSuchCommand, execute, run
 from oars.kube.kinds import POD, Object
-from oars.kube.streams import (
-    Forwarder,
-    NoSuchCommand,
-    PortClosed,
-    copy_from,
-    copy_to,
-    execute,
-    open_port,
-    run,
-)
+from oars.kube.port_forward import Forwarder, PortClosed, open_port
 
 MEGABYTE = 1 << 20
 ECHO, LATE, SINK = 7000, 7001, 7003
-# Echoes on one port at once, and on another two seconds after it was asked to on a third. A fourth writes down the hash
-# of what it got when that has ended.
+# Echoes on port ECHO. A connection to port LATE + 1 makes it also echo on port LATE two seconds later. Port SINK writes
+# the hash of the received data to a file at EOF.
 PROGRAM = f"""
 import asyncio, hashlib, pathlib
 async def echo(reader, writer):
@@ -94,48 +87,48 @@ def client(kube: Kube) -> Client:
     return Client(load({}, kubeconfig=kube.kubeconfig, namespace=kube.namespace))
 
 
-def go(work: Coroutine[Any, Any, None], seconds: float = 400) -> None:
-    """Run one test's work, never for ever."""
+def run_body(work: Coroutine[Any, Any, None], seconds: float = 400) -> None:
+    """Run the body of a test with a time limit."""
     asyncio.run(asyncio.wait_for(work, seconds))
 
 
-def test_commands(kube: Kube) -> None:
+def test_run_command(kube: Kube) -> None:
     start_pod(kube, container(kube), {"name": "other", "image": kube.image("dask"), "command": ["sleep", "1000"]})
 
     async def body() -> None:
         async with client(kube) as api:
-            where = (api, kube.namespace, "p")
-            done = await run(*where, ["sh", "-c", "echo out; echo err >&2; exit 7"], container="main")
+            pod = (api, kube.namespace, "p")
+            done = await run(*pod, ["sh", "-c", "echo out; echo err >&2; exit 7"], container="main")
             assert (done.code, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
             content = os.urandom(5 * MEGABYTE)
-            done = await run(*where, ["cat"], input=content, container="other")
+            done = await run(*pod, ["cat"], input=content, container="other")
             assert (done.code, hashlib.sha256(done.stdout).digest()) == (0, hashlib.sha256(content).digest())
-            done = await run(*where, ["true"], input=b"unread", container="main")
-            assert done.code == 0, "a command need not read its input"
+            done = await run(*pod, ["true"], input=b"unread", container="main")
+            assert done.code == 0, "a command may ignore its input"
             with pytest.raises(TimedOut):
-                await run(*where, ["sleep", "60"], timeout=1, container="main")
-            with pytest.raises(NoSuchCommand, match="'frobnicate' in pod p"):
-                await run(*where, ["frobnicate"], container="main")
+                await run(*pod, ["sleep", "60"], timeout=1, container="main")
+            with pytest.raises(NoSuchCommand, match="'frobnicate' not found in pod p"):
+                await run(*pod, ["frobnicate"], container="main")
             with pytest.raises(ApiError, match="not valid for pod"):
-                await run(*where, ["true"], container="none")
-            with pytest.raises(ApiError) as gone:
+                await run(*pod, ["true"], container="none")
+            with pytest.raises(ApiError) as missing_pod:
                 await run(api, kube.namespace, "q", ["true"])
-            assert gone.value.reason == "NotFound"
+            assert missing_pod.value.reason == "NotFound"
             assert [line async for line in api.logs("p", container="main")] == ["serving"]
 
-    go(body())
+    run_body(body())
 
 
-def test_a_terminal_and_a_conversation(kube: Kube) -> None:
+def test_terminal_and_interactive_input(kube: Kube) -> None:
     start_pod(kube, container(kube))
 
     async def body() -> None:
         async with client(kube) as api:
             async with await execute(api, kube.namespace, "p", ["sh"], stdin=True, tty=True) as session:
                 await session.resize(97, 31)
-                # The new size arrives beside the input, not in order with it.
+                # The resize message is not ordered with the input.
                 await session.write(b'until [ "$(stty size)" = "31 97" ]; do sleep 0.1; done; echo re""sized; exit 4\n')
-                # The keys come back too, a prompt may stand before the answer: only the answer has the whole word.
+                # The terminal echoes the input. Only the output contains the word without quotes.
                 assert b"resized\r\n" in await asyncio.wait_for(session.stdout.read(), 60)
                 assert await session.wait() == 4
             async with await execute(api, kube.namespace, "p", ["cat"], stdin=True) as session:
@@ -148,17 +141,17 @@ def test_a_terminal_and_a_conversation(kube: Kube) -> None:
             assert await session.stdout.readexactly(4) == b"y\ny\n"
             await asyncio.wait_for(session.close(), 60)
 
-    go(body())
+    run_body(body())
 
 
 def block(number: int) -> bytes:
-    """A megabyte that differs from all others."""
+    """Return a megabyte that is unique for this number."""
     seed = hashlib.sha256(str(number).encode()).digest()
     return (seed * (MEGABYTE // len(seed)))[: MEGABYTE - 8] + number.to_bytes(8, "big")
 
 
-async def echoed(port: int, megabytes: int, first: int = 0) -> None:
-    """Send so many megabytes and read them back, at the same time, and compare."""
+async def check_echo(port: int, megabytes: int, first: int = 0) -> None:
+    """Send data and receive it at the same time; compare both."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     sent, received = hashlib.sha256(), hashlib.sha256()
 
@@ -172,7 +165,7 @@ async def echoed(port: int, megabytes: int, first: int = 0) -> None:
         left = megabytes * MEGABYTE
         while left:
             data = await reader.read(min(left, 1 << 17))
-            assert data, f"ended {left} bytes early"
+            assert data, f"the connection closed {left} bytes early"
             received.update(data)
             left -= len(data)
 
@@ -185,7 +178,7 @@ async def echoed(port: int, megabytes: int, first: int = 0) -> None:
 
 @asynccontextmanager
 async def forwarded(api: Client, kube: Kube, port: int = ECHO) -> AsyncIterator[int]:
-    """A local port that leads to whatever pod is Ready."""
+    """Forward a local port to a ready pod."""
 
     async def choose() -> tuple[str, str, int]:
         ready = [pod for pod in (await api.list(POD, kube.namespace)).items if is_ready(pod)]
@@ -193,26 +186,26 @@ async def forwarded(api: Client, kube: Kube, port: int = ECHO) -> AsyncIterator[
             raise NotFound("No pod is ready.")
         return kube.namespace, ready[0]["metadata"]["name"], port
 
-    forwarder = Forwarder(api, choose)
+    forward = Forwarder(api, choose)
     try:
-        yield await forwarder.start()
+        yield await forward.start()
     finally:
-        await forwarder.close()
+        await forward.close()
 
 
-def test_200_megabytes_both_ways(kube: Kube) -> None:
+def test_forward_200_megabytes_in_both_directions(kube: Kube) -> None:
     start_pod(kube, container(kube))
 
     async def body() -> None:
         async with client(kube) as api, forwarded(api, kube) as port:
-            await echoed(port, 200)
-            await asyncio.gather(*[echoed(port, 10, first=10 * number) for number in range(8)])
+            await check_echo(port, 200)
+            await asyncio.gather(*[check_echo(port, 10, first=10 * number) for number in range(8)])
 
-    go(body())
+    run_body(body())
 
 
-def test_what_is_sent_before_the_end_arrives(kube: Kube) -> None:
-    """A user who writes and closes at once has no other sign that all is well."""
+def test_data_sent_before_close_arrives(kube: Kube) -> None:
+    """A client that writes and closes gets no other confirmation."""
     start_pod(kube, container(kube))
 
     async def body() -> None:
@@ -224,15 +217,15 @@ def test_what_is_sent_before_the_end_arrives(kube: Kube) -> None:
                 writer.write(block(number))
             writer.close()
             await writer.wait_closed()
-            got = b""
-            while not got:
-                got = (await run(api, kube.namespace, "p", ["sh", "-c", "cat /tmp/sum || sleep 0.2"])).stdout
-            assert got.decode() == sent.hexdigest()
+            written = b""
+            while not written:
+                written = (await run(api, kube.namespace, "p", ["sh", "-c", "cat /tmp/sum || sleep 0.2"])).stdout
+            assert written.decode() == sent.hexdigest()
 
-    go(body())
+    run_body(body())
 
 
-def test_a_port_directly(kube: Kube) -> None:
+def test_open_port(kube: Kube) -> None:
     start_pod(kube, container(kube))
 
     async def body() -> None:
@@ -249,55 +242,55 @@ def test_a_port_directly(kube: Kube) -> None:
             with pytest.raises(ApiError, match="not found"):
                 await open_port(api, kube.namespace, "q", ECHO)
 
-    go(body())
+    run_body(body())
 
 
-def test_a_port_that_opens_late(kube: Kube) -> None:
+def test_forward_waits_for_a_port_that_opens_late(kube: Kube) -> None:
     start_pod(kube, container(kube))
 
     async def body() -> None:
         async with client(kube) as api, forwarded(api, kube, LATE) as port:
             await open_port(api, kube.namespace, "p", LATE + 1)
-            await echoed(port, 1)
+            await check_echo(port, 1)
 
-    go(body())
+    run_body(body())
 
 
-def test_the_pod_is_replaced(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarder, "PATIENCE", 120)
+def test_forward_follows_a_replaced_pod(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_forward, "CONNECT_TIMEOUT", 120)
     start_deployment(kube)
 
     async def body() -> None:
         async with client(kube) as api, forwarded(api, kube) as port:
-            await echoed(port, 1)
+            await check_echo(port, 1)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"a")
             assert await reader.readexactly(1) == b"a"
-            await api.delete_all(POD, kube.namespace, "app=d", grace=0)
+            await api.delete_collection(POD, kube.namespace, "app=d", grace=0)
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await asyncio.wait_for(reader.readexactly(1), 120)
             writer.close()
             started = time.monotonic()
-            await echoed(port, 1)
+            await check_echo(port, 1)
             assert time.monotonic() - started < 120
 
-    go(body())
+    run_body(body())
 
 
 @asynccontextmanager
-async def away(harm: AbstractContextManager[None]) -> AsyncIterator[None]:
-    """Something is broken. In a thread: killing and bringing back takes seconds in which we are not to stand still."""
-    await asyncio.to_thread(harm.__enter__)
+async def in_thread(context: AbstractContextManager[None]) -> AsyncIterator[None]:
+    """Enter and exit a context manager in a thread, because an outage blocks for seconds."""
+    await asyncio.to_thread(context.__enter__)
     try:
         yield
     finally:
-        await asyncio.to_thread(harm.__exit__, None, None, None)
+        await asyncio.to_thread(context.__exit__, None, None, None)
 
 
-def test_the_api_server_goes_and_comes(
+def test_forward_survives_an_api_server_restart(
     kube: Kube, outage: Callable[[str], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forwarder, "PATIENCE", 120)
+    monkeypatch.setattr(port_forward, "CONNECT_TIMEOUT", 120)
     start_pod(kube, container(kube))
 
     async def body() -> None:
@@ -306,27 +299,27 @@ def test_the_api_server_goes_and_comes(
             writer.write(b"a")
             assert await reader.readexactly(1) == b"a"
             waiting = []
-            async with away(outage("kube-apiserver")):
+            async with in_thread(outage("kube-apiserver")):
                 with pytest.raises(ConnectionResetError):
                     await asyncio.wait_for(reader.readexactly(1), 60)
-                waiting.append(asyncio.create_task(echoed(port, 1)))
+                waiting.append(asyncio.create_task(check_echo(port, 1)))
                 await asyncio.sleep(0.5)
             await asyncio.wait_for(waiting[0], 120)
             writer.close()
 
-    go(body())
+    run_body(body())
 
 
 def tree(root: Path) -> dict[str, tuple[str, bytes | str]]:
-    """Every path below, with its mode and its content."""
+    """Return every path below `root` with its mode and content."""
     found: dict[str, tuple[str, bytes | str]] = {}
     for path in sorted(root.rglob("*")):
-        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else "folder"
+        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else "directory"
         found[str(path.relative_to(root))] = (stat.filemode(path.lstat().st_mode), content)
     return found
 
 
-def made_tree(root: Path) -> Path:
+def make_tree(root: Path) -> Path:
     (root / "empty").mkdir(parents=True)
     (root / "deep/er").mkdir(parents=True)
     (root / "deep/er/big.bin").write_bytes(os.urandom(5 * MEGABYTE))
@@ -339,36 +332,36 @@ def made_tree(root: Path) -> Path:
     return root
 
 
-def test_files_there_and_back(kube: Kube, tmp_path: Path) -> None:
+def test_copy_to_and_from_a_container(kube: Kube, tmp_path: Path) -> None:
     start_pod(kube, container(kube))
-    source = made_tree(tmp_path / "source")
+    source = make_tree(tmp_path / "source")
 
     async def body() -> None:
         async with client(kube) as api:
-            where = (api, kube.namespace, "p")
-            await copy_to(*where, source, "/tmp/copy")
-            assert (await run(*where, ["/tmp/copy/run.sh"])).stdout == b"ran\n"
-            await copy_from(*where, "/tmp/copy", tmp_path / "back", "main")
+            pod = (api, kube.namespace, "p")
+            await copy_to(*pod, source, "/tmp/copy")
+            assert (await run(*pod, ["/tmp/copy/run.sh"])).stdout == b"ran\n"
+            await copy_from(*pod, "/tmp/copy", tmp_path / "back", "main")
             assert tree(tmp_path / "back") == tree(source)
-            await copy_to(*where, source / "run.sh", "/tmp/", "main")
-            await copy_to(*where, source / "run.sh", "/tmp/renamed")
-            assert (await run(*where, ["cmp", "/tmp/run.sh", "/tmp/renamed"])).code == 0
+            await copy_to(*pod, source / "run.sh", "/tmp/", "main")
+            await copy_to(*pod, source / "run.sh", "/tmp/renamed")
+            assert (await run(*pod, ["cmp", "/tmp/run.sh", "/tmp/renamed"])).code == 0
             (tmp_path / "into").mkdir()
-            await copy_from(*where, "/tmp/renamed", tmp_path / "into")
+            await copy_from(*pod, "/tmp/renamed", tmp_path / "into")
             assert (tmp_path / "into/renamed").read_text() == "#!/bin/sh\necho ran\n"
             assert (tmp_path / "into/renamed").stat().st_mode & 0o777 == 0o755
-            with pytest.raises(OarsError, match="tar ended") as missing:
-                await copy_from(*where, "/tmp/none", tmp_path / "none")
+            with pytest.raises(OarsError, match="tar failed with exit code") as missing:
+                await copy_from(*pod, "/tmp/none", tmp_path / "none")
             assert any("No such file" in line for line in missing.value.details)
-            with pytest.raises(OarsError, match="tar ended"):
-                await asyncio.wait_for(copy_to(*where, source, "/none/such"), 60)
+            with pytest.raises(OarsError, match="tar failed with exit code"):
+                await asyncio.wait_for(copy_to(*pod, source, "/none/such"), 60)
             with pytest.raises(NotFound):
-                await copy_to(*where, tmp_path / "nothing", "/tmp")
+                await copy_to(*pod, tmp_path / "nothing", "/tmp")
 
-    go(body())
+    run_body(body())
 
 
-def test_a_container_cannot_write_where_it_likes(kube: Kube, tmp_path: Path) -> None:
+def test_copied_links_cannot_point_outside_the_target(kube: Kube, tmp_path: Path) -> None:
     start_pod(kube, container(kube))
     script = (
         "mkdir -p /tmp/evil && cd /tmp/evil && ln -s /etc/passwd absolute && ln -s ../../x outside && echo ok > good"
@@ -377,22 +370,22 @@ def test_a_container_cannot_write_where_it_likes(kube: Kube, tmp_path: Path) -> 
     async def body() -> None:
         async with client(kube) as api:
             await run(api, kube.namespace, "p", ["sh", "-c", script])
-            await copy_from(api, kube.namespace, "p", "/tmp/evil", tmp_path / "got")
-            assert tree(tmp_path / "got").keys() == {"good"}
+            await copy_from(api, kube.namespace, "p", "/tmp/evil", tmp_path / "copy")
+            assert tree(tmp_path / "copy").keys() == {"good"}
 
-    go(body())
+    run_body(body())
 
 
-def test_no_tar(kube: Kube, tmp_path: Path) -> None:
+def test_copy_without_tar_is_explained(kube: Kube, tmp_path: Path) -> None:
     start = ["sh", "-c", 'rm -f /bin/tar /usr/bin/tar; exec python3 -c "$0"', PROGRAM]
     start_pod(kube, container(kube, start, securityContext={"runAsUser": 0}))
     (tmp_path / "a").write_text("a")
 
     async def body() -> None:
         async with client(kube) as api:
-            with pytest.raises(NoSuchCommand, match="no tar in pod p"):
+            with pytest.raises(NoSuchCommand, match="'tar' not found in pod p"):
                 await copy_to(api, kube.namespace, "p", tmp_path / "a", "/tmp/a")
-            with pytest.raises(NoSuchCommand, match="no tar in pod p"):
+            with pytest.raises(NoSuchCommand, match="'tar' not found in pod p"):
                 await copy_from(api, kube.namespace, "p", "/tmp", tmp_path / "b")
 
-    go(body())
+    run_body(body())

@@ -15,8 +15,8 @@ from tests.api.stage import Operator, Stage, quiet_for
 
 from oars.kube import config
 from oars.kube.client import Client
-from oars.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube import names
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -33,7 +33,7 @@ def operator(stage: Stage, operators: Operators, kwok: Callable[[int], list[str]
 
 @asynccontextmanager
 async def connected(stage: Stage) -> AsyncIterator[Client]:
-    async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig), seconds=120) as client:
+    async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig), timeout=120) as client:
         yield client
 
 
@@ -52,7 +52,7 @@ def create(stage: Stage, count: int, workers: int) -> None:
 def delete_all(stage: Stage) -> None:
     async def story() -> None:
         async with connected(stage) as client:
-            await client.delete_all(COMPUTE_CLUSTER, stage.kube.namespace, "", propagation="Background")
+            await client.delete_collection(COMPUTE_CLUSTER, stage.kube.namespace, "", propagation="Background")
 
     asyncio.run(story())
     until("nothing is left", lambda: not stage.left(), SECONDS, 2)

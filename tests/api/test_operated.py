@@ -18,12 +18,11 @@ from tests.api.test_rbac_modes import account, kubeconfig_of, may
 
 from oars.base.errors import UsageError
 from oars.client import operator_client
-from oars.client.backend import Making
-from oars.kube.kinds import COMPUTE_CLUSTER
 from oars.operator import crd, rbac
 from oars.operator.rbac import Subject
 from oars.places.kube import names
-from oars.places.kube.state.root import FORCE
+from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.names import FORCE
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
 
@@ -51,13 +50,13 @@ def test_a_user_with_the_rights_that_are_printed(
     async def story() -> None:
         async with at_home(stage, kubeconfig_of(stage, "ann", tmp_path / "config")) as home:
             assert await home.names() == []
-            await home.create("demo", described(), Making(tied=False, progress=lambda _: None))
+            await home.create(described())
             await ready(home, 2)
-            await home.scale("demo", 3, None)
+            await home.demo.scale(3)
             await ready(home, 3)
             assert await home.names() == ["demo"]
             # Kubernetes looks for new kinds to collect once in half a minute, and she may not end pods herself.
-            assert await home.stop("demo", wait=150)
+            assert await home.demo.stop(150)
 
     with caplog.at_level(logging.INFO, "oars"):
         play(story())
@@ -69,10 +68,10 @@ def test_what_a_description_no_longer_says_is_gone_at_any_depth(stage: Stage) ->
         async with at_home(stage) as home:
             head = {**resource("demo")["spec"]["head"], "env": {"A": "1", "B": "2"}}
             before = described(head=head, expose={"host": "a.example.org"}, env={"C": "3"})
-            await home.create("demo", before, Making(tied=False, progress=lambda _: None))
+            await home.create(before)
             after = described(head={**head, "env": {"B": "2"}})
-            await home.change("demo", after)
-            found = await home.spec("demo")
+            await home.demo.apply(after)
+            found = await home.demo.spec()
             assert found.model_copy(update={"replicas": None}) == after
 
     play(story())
@@ -81,15 +80,15 @@ def test_what_a_description_no_longer_says_is_gone_at_any_depth(stage: Stage) ->
 def test_what_is_asked_again_by_force_is_forced_and_nothing_later(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
-            await home.create("demo", described(3), Making(tied=False, progress=lambda _: None))
-            await home.scale("demo", 1, None)
-            generation = await home.generation("demo")
-            await home.scale("demo", 1, None, force=True)
-            resource_now = await home.client.get(COMPUTE_CLUSTER, "demo", home.namespace)
-            assert await home.generation("demo") == generation
+            await home.create(described(3))
+            await home.demo.scale(1)
+            generation = await home.demo.generation()
+            await home.demo.scale(1, force=True)
+            resource_now = await home.backend.client.get(COMPUTE_CLUSTER, "demo", home.backend.namespace)
+            assert await home.demo.generation() == generation
             assert resource_now["metadata"]["annotations"][FORCE] == str(generation)
-            await home.scale("demo", 0, None)
-            later = await home.client.get(COMPUTE_CLUSTER, "demo", home.namespace)
+            await home.demo.scale(0)
+            later = await home.backend.client.get(COMPUTE_CLUSTER, "demo", home.backend.namespace)
             assert FORCE not in later["metadata"].get("annotations", {})
 
     play(story())
@@ -98,14 +97,14 @@ def test_what_is_asked_again_by_force_is_forced_and_nothing_later(stage: Stage) 
 def test_kubectl_and_autoscalers_find_its_number(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
-            await home.create("demo", described(3), Making(tied=False, progress=lambda _: None))
+            await home.create(described(3))
             assert stage.kube.kubectl(
                 "get", "--raw", f"{stage.kube.path(crd.PLURAL, 'apis/oars.dev/v1alpha1')}/demo/scale"
             )
             stage.kube.kubectl("scale", "computecluster/demo", "--replicas=5")
-            assert (await home.spec("demo")).workers[0].replicas == 5
-            await home.scale("demo", 2, None)
-            assert (await home.spec("demo")).workers[0].replicas == 2
+            assert (await home.demo.spec()).workers[0].replicas == 5
+            await home.demo.scale(2)
+            assert (await home.demo.spec()).workers[0].replicas == 2
 
     play(story())
 
@@ -116,7 +115,7 @@ def test_a_namespace_that_others_share_is_not_deleted(stage: Stage) -> None:
 
     async def story() -> None:
         async with at_home(stage) as home:
-            assert await home.stop("demo", wait=10)
+            assert await home.demo.stop(10)
 
     play(story())
     found = stage.kube.api.get(f"/api/v1/namespaces/{stage.kube.namespace}")
@@ -141,7 +140,7 @@ def test_an_operator_is_found_wherever_it_was_installed(
 
     async def mode() -> str:
         async with at_home(stage) as home:
-            return await operator_client.find_mode(home.client, home.namespace)
+            return await operator_client.find_mode(home.backend.client, home.backend.namespace)
 
     assert asyncio.run(mode()) == "direct"  # it leads in a namespace where nobody looks
     home_of_operator(stage.kube.namespace)
@@ -149,8 +148,10 @@ def test_an_operator_is_found_wherever_it_was_installed(
 
     async def elsewhere() -> str:
         async with at_home(stage) as home:
-            with pytest.raises(UsageError, match=f"does not watch the namespace 'default': only {home.namespace}"):
-                await operator_client.check_watched(home.client, "default")
-            return await operator_client.find_mode(home.client, "default")
+            with pytest.raises(
+                UsageError, match=f"does not watch the namespace 'default': only {home.backend.namespace}"
+            ):
+                await operator_client.check_watched(home.backend.client, "default")
+            return await operator_client.find_mode(home.backend.client, "default")
 
     assert asyncio.run(elsewhere()) == "direct"  # it watches one namespace

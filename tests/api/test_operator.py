@@ -10,7 +10,7 @@ from lab.faultproxy import FaultProxy
 from tests.api.stage import Operator, Stage, group, quiet_for, requests, resource
 
 from oars.places.kube import names
-from oars.places.kube.state.root import COUNT_SECONDS
+from oars.places.kube.state.root import PROGRESS_SECONDS
 
 Operators = Callable[..., Operator]
 Proxies = Callable[..., FaultProxy]
@@ -44,7 +44,7 @@ def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: St
     assert status["endpoints"]["client"] == f"played://demo-head.{stage.kube.namespace}:8786"
     assert status["conditions"][0]["status"] == "True"
     assert len(object_writes(proxied)) <= 7, f"with the budget that is to come: {object_writes(proxied)}"
-    assert status_writes(proxied) <= 5 + late / COUNT_SECONDS
+    assert status_writes(proxied) <= 5 + late / PROGRESS_SECONDS
     owners = {
         (each["metadata"]["ownerReferences"][0]["uid"], each["metadata"]["name"])
         for each in stage.deployments("demo").values()
@@ -100,7 +100,7 @@ def test_scaling_down_takes_exactly_the_chosen(stage: Stage, proxied: FaultProxy
     assert stage.workers("demo") == before - marked
 
 
-@pytest.mark.parametrize("cascade", ["background", pytest.param("foreground", marks=pytest.mark.long)])
+@pytest.mark.parametrize("cascade", ["background", "foreground"])
 def test_deletion_leaves_nothing(cascade: str, stage: Stage, operators: Operators) -> None:
     operator = operators()
     stage.create(resource("demo"))

@@ -9,7 +9,7 @@ import pytest
 from lab.api import Object
 from lab.faultproxy import FaultProxy
 from lab.kube import is_ready
-from tests.api.stage import PLAYED, Operator, Stage, group, quiet_for, resource
+from tests.api.stage import PLAYED, Operator, Stage, group, quiet_for, resource, sized
 
 from oars.places.kube import names
 
@@ -28,12 +28,12 @@ def running(stage: Stage, operators: Operators) -> Stage:
 
 def test_a_group_more_and_a_group_less(running: Stage) -> None:
     old = running.workers("demo")
-    running.edit("demo", {"workers": [group(), group("big", 2)]})
+    running.edit("demo", sized(group(), group("big", 2)))
     running.await_ready("demo")
     assert set(running.deployments("demo")) == {"demo-head", "demo-worker", "demo-big"}
     assert running.workers("demo", "default") == old
     assert len(running.workers("demo", "big")) == 2
-    running.edit("demo", {"workers": [group("big", 2)]})
+    running.edit("demo", sized(group("big", 2)))
     running.until("demo", "has one group", lambda: set(running.deployments("demo")) == {"demo-head", "demo-big"})
     running.until("demo", "has two workers", lambda: len(running.pods("demo", "worker")) == 2)
     assert running.await_ready("demo")["ready"] == "2/2"
@@ -45,7 +45,7 @@ OTHER_PODS = {"spec": PLAYED["spec"] | {"terminationGracePeriodSeconds": 77}}
 @pytest.mark.parametrize("change", [{"env": {"COLOUR": "blue"}}, {"pod": OTHER_PODS}])
 def test_other_workers_come_before_the_old_ones_go(running: Stage, change: dict[str, Any]) -> None:
     old = running.workers("demo")
-    running.edit("demo", {"workers": [group(**change)]})
+    running.edit("demo", sized(group(**change)))
     least = 99
 
     def replaced() -> bool:
@@ -148,7 +148,7 @@ def test_a_refusal_of_kubernetes_is_told_and_mended(stage: Stage, operators: Ope
         return "dnsPolicy" in (stage.get("demo").get("status") or {}).get("message", "")
 
     stage.until("demo", "is told of the refusal", told)
-    stage.edit("demo", {"workers": [group()]})
+    stage.edit("demo", sized(group()))
     stage.await_ready("demo")
 
 
@@ -195,7 +195,6 @@ def test_what_somebody_deletes_comes_back(running: Stage) -> None:
     running.await_ready("demo")
 
 
-@pytest.mark.long
 def test_what_somebody_deletes_beside_the_members_comes_back(running: Stage) -> None:
     objects = [
         "service/demo-head",
@@ -210,7 +209,6 @@ def test_what_somebody_deletes_beside_the_members_comes_back(running: Stage) -> 
     assert running.workers("demo") == pods, "nothing else was touched"
 
 
-@pytest.mark.long
 def test_what_was_deleted_while_nobody_looked_comes_back(stage: Stage, operators: Operators) -> None:
     first = operators()
     stage.create(resource("demo"))

@@ -28,12 +28,9 @@ WEATHER = {
     "watches that are cut": [Rule(EndWatch(2, "cut"), verb="watch", times=8)],
     "watches that expire": [Rule(EndWatch(2, "expired"), verb="watch", times=8)],
 }
-LIKE_OTHERS = ("errors of the server", "watches that expire")
 
 
-@pytest.mark.parametrize(
-    "weather", [pytest.param(name, marks=[pytest.mark.long] if name in LIKE_OTHERS else []) for name in WEATHER]
-)
+@pytest.mark.parametrize("weather", WEATHER)
 def test_bad_weather_delays_and_nothing_more(
     weather: str, stage: Stage, operators: Operators, fault_proxy: Proxies
 ) -> None:
@@ -86,8 +83,7 @@ def test_killed_while_scaling_down_the_same_ones_go(stage: Stage, operators: Ope
 
 def _retiring(stage: Stage) -> dict[str, object]:
     """Those chosen to go, as the operator has written them down before it acts."""
-    notes = stage.get("demo")["status"].get("notes") or {}
-    found: dict[str, object] = notes.get("retiring") or {}
+    found: dict[str, object] = stage.get("demo")["status"].get("retiring") or {}
     return found
 
 
@@ -133,7 +129,7 @@ def test_watches_that_fall_silent_are_begun_anew(stage: Stage, fault_proxy: Prox
     options = RunOptions(namespaces=(namespace,), lease_namespace=namespace, metrics_port=0, health_port=0)
 
     async def story() -> None:
-        async with Client(config.load({}, kubeconfig=proxy.kubeconfig), silence=3) as client:
+        async with Client(config.load({}, kubeconfig=proxy.kubeconfig), watch_idle_timeout=3) as client:
             working = asyncio.create_task(InProcess(client, options).run())
             try:
                 await asyncio.to_thread(stage.create, resource("demo"))

@@ -23,7 +23,7 @@ def test_one_that_cannot_see_all_lives_but_is_not_ready(
     proxy = fault_proxy([Rule(Pass(), resource="leases"), Rule(Answer(500), verb="list", resource="deployments")])
     operator = operators(proxy.kubeconfig)
     assert operator.page("/healthz") == (200, "ok\n")
-    assert operator.page("/readyz") == (503, "not yet\n")
+    assert operator.page("/readyz") == (503, "not ready\n")
     assert operator.metrics()["oars_leading"] == 0
     proxy.script.rules = []
     until("it is ready", lambda: operator.page("/readyz")[0] == 200, 60)

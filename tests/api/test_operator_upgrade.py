@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.api.stage import Operator, Stage, group, resource
+from tests.api.stage import Operator, Stage, group, resource, sized
 
 from oars.places.kube import names
 
@@ -17,7 +17,7 @@ Operators = Callable[..., Operator]
 ANOTHER = """
 from oars.base import version
 version.VERSION = "another"
-from oars.places.kube import pod
+from oars.places.kube.render import pod
 pod.NO_PRIVILEGES["readOnlyRootFilesystem"] = False
 """
 
@@ -57,7 +57,7 @@ def test_numbers_change_and_pods_stay(upgraded: Stage) -> None:
 
 def test_what_is_changed_is_replaced_and_nothing_else(upgraded: Stage) -> None:
     before, head = upgraded.workers("demo"), heads(upgraded)
-    upgraded.edit("demo", {"workers": [group(replicas=3, env={"A": "b"}), group("big", 1)]})
+    upgraded.edit("demo", sized(group(env={"A": "b"}), group("big", 1)))
     upgraded.until("demo", "has other workers", lambda: not before & upgraded.workers("demo"))
     upgraded.await_ready("demo")
     assert all(is_of_another(upgraded, worker) for worker in upgraded.workers("demo"))

@@ -1,11 +1,10 @@
-"""Each way of using Oars with exactly the rights that `oars rbac` prints for it, and nothing more."""
+"""Each mode of Oars works with exactly the permissions that `oars rbac` prints for it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +13,11 @@ from typing import Any
 
 import pytest
 from lab.wait import until
-from tests.api.stage import Operator, Stage, group, quiet_for, resource
-from tests.api.test_direct import at_home, make, play, ready, stage_is_empty
+from tests.api.stage import Operator, Stage, group, quiet_for, resource, sized
+from tests.api.test_direct import DemoClient, at_home, make, play, ready, stage_is_empty
 
 from oars.base.errors import Denied
-from oars.client.backend import Making
-from oars.client.backends import Where, kube_backend
-from oars.client.kubernetes import KubeBackend
+from oars.client.backend import Location
 from oars.operator import NAME, rbac
 from oars.operator.rbac import Subject
 from oars.spec.load import build
@@ -29,7 +26,7 @@ Operators = Callable[..., Operator]
 
 
 def kubeconfig_of(stage: Stage, account: str, path: Path) -> Path:
-    """Of a ServiceAccount: with its token in place of the administrator's credentials."""
+    """The kubeconfig of a ServiceAccount."""
     kube = stage.kube
     token = kube.kubectl("create", "token", account).strip()
     config = kube.cluster.config()
@@ -46,27 +43,27 @@ def account(stage: Stage, name: str) -> None:
 def may(stage: Stage, name: str, verb: str, what: str) -> bool:
     user = f"--as=system:serviceaccount:{stage.kube.namespace}:{name}"
     command = stage.kube.popen("auth", "can-i", verb, what, user)
-    said = command.communicate(timeout=90)[0] or ""  # "yes", after a warning for what belongs to no namespace
-    return any(line.startswith("yes") for line in said.splitlines())
+    output = command.communicate(timeout=90)[0] or ""  # "yes", after a warning for kinds that are not namespaced
+    return any(line.startswith("yes") for line in output.splitlines())
 
 
-def test_the_operator_with_its_rights_in_one_namespace(stage: Stage, operators: Operators, tmp_path: Path) -> None:
+def test_operator_works_with_role_in_one_namespace(stage: Stage, operators: Operators, tmp_path: Path) -> None:
     namespace = stage.kube.namespace
     account(stage, NAME)
     stage.kube.apply(*rbac.operator_roles(namespace, [namespace], nodes=False))
-    until("it has its rights", lambda: may(stage, NAME, "list", "pods"))
+    until("the role is effective", lambda: may(stage, NAME, "list", "pods"))
     assert not may(stage, NAME, "list", "secrets")
     operator = operators(kubeconfig_of(stage, NAME, tmp_path / "config"))
     stage.create(resource("demo"))
     stage.await_ready("demo")
     stage.edit("demo", {"replicas": 5})
     stage.await_ready("demo")
-    stage.edit("demo", {"workers": [group(env={"A": "1"})], "replicas": 2})
+    stage.edit("demo", sized(group(replicas=2, env={"A": "1"})))
     stage.until("demo", "has other workers", lambda: len(stage.workers("demo")) == 2)
     stage.await_ready("demo")
     stage.edit("demo", {"options": {"wrong": True}})
-    stage.until("demo", "is refused", lambda: stage.get("demo")["status"]["reason"] == "InvalidSpec")
-    stage.edit("demo", {"options": None, "workers": [group(pod={"spec": {"nodeSelector": {"type": "moon"}}})]})
+    stage.until("demo", "is rejected", lambda: stage.get("demo")["status"]["reason"] == "InvalidSpec")
+    stage.edit("demo", {"options": None, **sized(group(pod={"spec": {"nodeSelector": {"type": "moon"}}}))})
     stage.until("demo", "says why", lambda: [e for e in stage.events("demo") if "node" in e["message"]])
     assert not operator.says("orbidden"), [line for line in operator.lines if "orbidden" in line]
 
@@ -80,39 +77,39 @@ def test_the_operator_with_its_rights_in_one_namespace(stage: Stage, operators: 
         (True, True),
     ],
 )
-def test_direct_mode_with_its_rights(
+def test_direct_mode_works_with_its_role(
     tied: bool, minimal: bool, stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     namespace = stage.kube.namespace
     account(stage, "ann")
     subject = Subject("ServiceAccount", "ann", namespace)
     stage.kube.apply(*rbac.direct_role(namespace, subject, minimal=minimal))
-    until("she has her rights", lambda: may(stage, "ann", "list", "pods"))
+    until("the role is effective", lambda: may(stage, "ann", "list", "pods"))
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, config) as home:
             await make(home, 2, tied=tied)
             await ready(home, 2)
-            remarks = [cause.reason for cause in (await home.report("demo")).causes]
-            assert remarks == (["Unwatched"] if tied and minimal else []), "told for as long as it is so"
-            await home.scale("demo", 4, None)
+            remarks = [cause.reason for cause in (await home.demo.report()).causes]
+            assert remarks == (["Unwatched"] if tied and minimal else []), "reported as long as it applies"
+            await home.demo.scale(4)
             await ready(home, 4)
-            await home.scale("demo", 1, None)
+            await home.demo.scale(1)
             await ready(home, 1)
             assert await home.names() == ["demo"]
-            assert await home.stop("demo", wait=90)
+            assert await home.demo.stop(90)
         stage_is_empty(stage)
 
     with caplog.at_level(logging.INFO, "oars"):
-        play(story())
-    if not (minimal and tied):  # there it says what the client may not do
+        play(scenario())
+    if not (minimal and tied):  # then a remark names the missing permission
         assert "orbidden" not in caplog.text
 
 
 @contextmanager
-def everywhere(stage: Stage, objects: list[dict[str, Any]]) -> Iterator[None]:
-    """Roles that belong to no namespace, and so do not go with the test's."""
+def cluster_wide(stage: Stage, objects: list[dict[str, Any]]) -> Iterator[None]:
+    """Apply ClusterRoles, and delete them afterwards: they are not deleted with the test's namespace."""
     stage.kube.apply(*objects)
     try:
         yield
@@ -121,66 +118,66 @@ def everywhere(stage: Stage, objects: list[dict[str, Any]]) -> Iterator[None]:
         stage.kube.kubectl("delete", "-f", "-", text=json.dumps(listed))
 
 
-def test_a_namespace_for_each_cluster_with_the_rights_for_it(
+def test_client_that_creates_namespaces_works_with_its_role(
     stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     account(stage, "ann")
     own = Stage(replace(stage.kube, namespace=f"{stage.kube.namespace}-own"))
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
-    async def story() -> None:
+    async def scenario() -> None:
         wanted = {"create": True, "name": own.kube.namespace}
         spec = build({**resource("demo", group(replicas=2), namespace=wanted)["spec"], "place": "kubernetes"}).spec
         async with at_home(stage, config) as home:
-            await home.create("demo", spec, Making(True, lambda _: None))
+            await home.create(spec, tied=True)
             await ready(home, 2)
             assert len(own.workers("demo")) == 2
-            await home.scale("demo", 1, None)
+            await home.demo.scale(1)
             await ready(home, 1)
-            assert await home.stop("demo", wait=90)
-        until("it is gone", lambda: not stage.kube.api.exists(f"/api/v1/namespaces/{own.kube.namespace}"), 180)
+            assert await home.demo.stop(90)
+        until("it is deleted", lambda: not stage.kube.api.exists(f"/api/v1/namespaces/{own.kube.namespace}"), 180)
 
-    with everywhere(stage, rbac.namespaces_role(Subject("ServiceAccount", "ann", stage.kube.namespace))):
-        until("she has her rights", lambda: may(stage, "ann", "create", "namespaces"))
+    with cluster_wide(stage, rbac.namespaces_role(Subject("ServiceAccount", "ann", stage.kube.namespace))):
+        until("the role is effective", lambda: may(stage, "ann", "create", "namespaces"))
         assert not may(stage, "ann", "list", "nodes") and not may(stage, "ann", "list", "secrets")
         with caplog.at_level(logging.INFO, "oars"):
-            play(story())
+            play(scenario())
     assert "orbidden" not in caplog.text
 
 
-def test_who_may_list_nodes_is_told_what_the_best_one_has(stage: Stage, tmp_path: Path) -> None:
+def test_client_that_may_list_nodes_reports_the_largest_one(stage: Stage, tmp_path: Path) -> None:
     namespace = stage.kube.namespace
     account(stage, "ann")
     subject = Subject("ServiceAccount", "ann", namespace)
     stage.kube.apply(*rbac.direct_role(namespace, subject))
-    until("she has her rights", lambda: may(stage, "ann", "list", "pods"))
+    until("the role is effective", lambda: may(stage, "ann", "list", "pods"))
     assert not may(stage, "ann", "list", "nodes")
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
-    async def told(home: KubeBackend, words: str) -> None:
+    async def reported(home: DemoClient, text: str) -> None:
         async with asyncio.timeout(90):
-            async for report in home.watch("demo"):
-                if any(words in cause.message for cause in report.causes):
+            async for report in home.demo.watch():
+                if any(text in cause.message for cause in report.causes):
                     return
 
-    async def story() -> None:
+    async def scenario() -> None:
         spec = build({**resource("demo", group(replicas=1, cpu="99"))["spec"], "place": "kubernetes"}).spec
         async with at_home(stage, config) as home:
-            await home.create("demo", spec, Making(False, lambda _: None))
-            await told(home, "too little cpu is left")
-            with everywhere(stage, rbac.nodes_role(subject)):
-                await told(home, "no usable node has so much cpu (most: 32")
-            assert await home.stop("demo", wait=90)
+            await home.create(spec)
+            await reported(home, "too little cpu is free")
+            with cluster_wide(stage, rbac.nodes_role(subject)):
+                await reported(home, "no usable node has so much cpu (most: 32")
+            assert await home.demo.stop(90)
 
-    play(story())
+    play(scenario())
     assert not may(stage, "ann", "list", "nodes")
 
 
-# rights that are missing
+# missing permissions
 
 
 def without(objects: list[dict[str, Any]], resource: str, verbs: set[str]) -> list[dict[str, Any]]:
-    """The same roles, in which nobody may do that."""
+    """The roles without these verbs on the resource."""
     roles = [each for each in objects if each["kind"].endswith("Role")]
     rules = [rule for role in roles for rule in role["rules"] if resource in rule["resources"]]
     for rule in rules:
@@ -195,7 +192,7 @@ def leases(stage: Stage) -> list[str]:
     return [lease["metadata"]["name"] for lease in listed]
 
 
-EVERYTHING = {"get", "list", "watch", "create", "update", "patch", "delete"}
+ALL_VERBS = {"get", "list", "watch", "create", "update", "patch", "delete"}
 
 
 @pytest.mark.parametrize(
@@ -204,31 +201,31 @@ EVERYTHING = {"get", "list", "watch", "create", "update", "patch", "delete"}
         ("deployments", {"list", "watch"}, '{apiGroups: ["apps"], resources: ["deployments"], verbs: ["list"]}'),
         (
             "leases",
-            EVERYTHING,
+            ALL_VERBS,
             '{apiGroups: ["coordination.k8s.io"], resources: ["leases"], verbs: ["create"]}',
         ),
     ],
 )
-def test_direct_mode_without_a_right_says_the_rule_and_leaves_nothing(
+def test_direct_mode_without_permission_names_the_rule_and_leaves_nothing(
     resource: str, verbs: set[str], rule: str, stage: Stage, tmp_path: Path
 ) -> None:
     namespace = stage.kube.namespace
     account(stage, "ann")
     whole = rbac.direct_role(namespace, Subject("ServiceAccount", "ann", namespace))
     stage.kube.apply(*without(whole, resource, verbs))
-    until("she has her rights", lambda: may(stage, "ann", "list", "pods"))
+    until("the role is effective", lambda: may(stage, "ann", "list", "pods"))
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, config) as home:
-            with pytest.raises(Denied, match=f"ann may not .* {resource}") as told:
+            with pytest.raises(Denied, match=f"ann may not .* {resource}") as caught:
                 await make(home)
-            assert rule in told.value.hint
+            assert rule in caught.value.hint
             assert await home.names() == []
         stage_is_empty(stage)
-        until("the Lease is gone", lambda: not leases(stage))
+        until("the Lease is deleted", lambda: not leases(stage))
 
-    play(story())
+    play(scenario())
 
 
 @pytest.mark.parametrize(
@@ -239,54 +236,53 @@ def test_direct_mode_without_a_right_says_the_rule_and_leaves_nothing(
         pytest.param("configmaps", "patch", marks=pytest.mark.long),
     ],
 )
-def test_direct_mode_tells_of_rights_that_it_finds_missing_later(
+def test_direct_mode_reports_permission_that_its_loop_lacks(
     resource: str, verb: str, stage: Stage, tmp_path: Path
 ) -> None:
-    """By the loop, not by the call that made the cluster."""
     namespace = stage.kube.namespace
     account(stage, "ann")
     whole = rbac.direct_role(namespace, Subject("ServiceAccount", "ann", namespace))
     stage.kube.apply(*without(whole, resource, {verb}))
-    until("she has her rights", lambda: may(stage, "ann", "list", "pods"))
+    until("the role is effective", lambda: may(stage, "ann", "list", "pods"))
     config = kubeconfig_of(stage, "ann", tmp_path / "config")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, config) as home:
             await make(home, tied=True)
-            report = await home.report("demo")
+            report = await home.demo.report()
             assert report.status.reason == "RightMissing"
             assert f'resources: ["{resource}"], verbs: ["{verb}"]' in report.causes[0].hint
-            assert await home.stop("demo", wait=90)
+            assert await home.demo.stop(90)
 
-    play(story())
+    play(scenario())
 
 
-def test_the_operator_tells_which_right_it_lacks(stage: Stage, operators: Operators, tmp_path: Path) -> None:
+def test_operator_reports_missing_permission(stage: Stage, operators: Operators, tmp_path: Path) -> None:
     namespace = stage.kube.namespace
     account(stage, NAME)
     roles = rbac.operator_roles(namespace, [namespace], nodes=False)
     stage.kube.apply(*without(rbac.operator_roles(namespace, [namespace], nodes=False), "secrets", {"create"}))
-    until("it has its rights", lambda: may(stage, NAME, "list", "pods"))
+    until("the role is effective", lambda: may(stage, NAME, "list", "pods"))
     operators(kubeconfig_of(stage, NAME, tmp_path / "config"))
     stage.create(resource("demo", engine="dask", image="example.org/none:1"))
-    stage.until("demo", "is refused", lambda: stage.get("demo").get("status", {}).get("reason") == "RightMissing")
-    refused = stage.get("demo")
-    assert 'resources: ["secrets"], verbs: ["create"]' in refused["status"]["conditions"][0]["message"]
-    assert quiet_for(4, lambda: int(stage.get("demo")["metadata"]["resourceVersion"])) == 0, "it is said once"
+    stage.until("demo", "is rejected", lambda: stage.get("demo").get("status", {}).get("reason") == "RightMissing")
+    rejected = stage.get("demo")
+    assert 'resources: ["secrets"], verbs: ["create"]' in rejected["status"]["conditions"][0]["message"]
+    assert quiet_for(4, lambda: int(stage.get("demo")["metadata"]["resourceVersion"])) == 0, "reported once"
 
-    async def story() -> None:
-        where = Where("kubernetes", namespace=namespace, kubeconfig=str(stage.kube.kubeconfig), mode="operator")
-        home = kube_backend(where, os.environ)
+    async def scenario() -> None:
+        location = Location("kubernetes", namespace=namespace, kubeconfig=str(stage.kube.kubeconfig), mode="operator")
+        home = DemoClient(location)
         try:
-            (cause,) = (await home.report("demo")).causes
+            (cause,) = (await home.demo.report()).causes
             assert cause.message.endswith(f"may not create secrets in namespace {namespace}.")
             assert cause.hint.startswith("Add this rule")
             stage.kube.apply(*roles)
-            async for report in home.watch("demo"):
-                if report.status.reason == "HeadStarting":  # nobody answers in a pod that is played
+            async for report in home.demo.watch():
+                if report.status.reason == "HeadStarting":  # no engine runs in a simulated pod
                     assert any(each.lines for each in report.causes)
                     break
         finally:
-            await home.close()
+            await home.backend.close()
 
-    play(story())
+    play(scenario())

@@ -1,4 +1,4 @@
-"""why, asked of a real control plane: the words that Kubernetes uses today are still those that we understand."""
+"""Explanations from a real control plane: Oars still understands the messages of this Kubernetes version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from lab.errors import LabError
 from lab.wait import until
 
 from oars.model import Cause
-from oars.places.kube.why.explain import Snapshot, causes, refusal
+from oars.places.kube.why.api_errors import explain_response
+from oars.places.kube.why.explain import causes
+from oars.places.kube.why.facts import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,8 +36,8 @@ def workers(replicas: int, cpu: str) -> dict[str, Any]:
     }
 
 
-def seen(kube: Kube) -> dict[str, Cause]:
-    """All causes now, by their reason."""
+def current_causes(kube: Kube) -> dict[str, Cause]:
+    """All causes by reason."""
     snapshot = Snapshot(
         pods=kube.pods(),
         events=kube.api.get(kube.path("events"))["items"],
@@ -46,8 +48,8 @@ def seen(kube: Kube) -> dict[str, Cause]:
     return {cause.reason: cause for cause in causes(snapshot, kube.namespace)}
 
 
-def said_by_kubernetes(kube: Kube) -> bool:
-    """Of two pods that there is no node, and of the third that it was refused."""
+def has_reported_both(kube: Kube) -> bool:
+    """True once Kubernetes reports two unschedulable pods and a refused third one."""
     conditions = [part for pod in kube.pods() for part in pod["status"].get("conditions", ())]
     waiting = [part for part in conditions if part.get("reason") == "Unschedulable"]
     deployment = kube.api.get(kube.path("deployments/demo-worker", "apis/apps/v1"))
@@ -55,21 +57,21 @@ def said_by_kubernetes(kube: Kube) -> bool:
     return len(waiting) == 2 and bool(refused)
 
 
-def both(told: dict[str, Cause]) -> dict[str, Cause] | None:
-    """Once two pods were made and one was refused."""
-    refused = told.get("QuotaExceeded")
-    return told if refused and "(1 of 3)" in refused.message and "Unschedulable" in told else None
+def both(found: dict[str, Cause]) -> dict[str, Cause] | None:
+    """The causes, once both are among them."""
+    refused = found.get("QuotaExceeded")
+    return found if refused and "(1 of 3)" in refused.message and "Unschedulable" in found else None
 
 
-def test_a_full_quota_and_no_node_are_told_within_five_seconds(
+def test_exceeded_quota_and_missing_node_are_explained_within_five_seconds(
     kube_api: Kube, quota: Callable[..., AbstractContextManager[None]]
 ) -> None:
     with quota(kube_api, {"requests.cpu": "2k"}):
         kube_api.apply(workers(replicas=3, cpu="1k"))
-        until("Kubernetes has said both", lambda: said_by_kubernetes(kube_api), 60)
-        found = until("both causes are told", lambda: both(seen(kube_api)), 5)
+        until("Kubernetes reports both", lambda: has_reported_both(kube_api), 60)
+        found = until("Oars explains both", lambda: both(current_causes(kube_api)), 5)
     assert found
-    assert "requests.cpu: 1k more asked, 2k of 2k used" in found["QuotaExceeded"].message
+    assert "requests.cpu: 1k requested, 2k of 2k used" in found["QuotaExceeded"].message
     assert "found no node for 1000 cpu" in found["Unschedulable"].message
 
 
@@ -80,8 +82,8 @@ def test_a_full_quota_and_no_node_are_told_within_five_seconds(
         ("api/v1/namespaces/{0}/pods/x/log", 'apiGroups: [""], resources: ["pods/log"], verbs: ["get"]'),
     ],
 )
-def test_a_missing_right_is_told_as_the_rule_to_add(kube_api: Kube, path: str, rule: str) -> None:
+def test_missing_permission_is_explained_with_the_rule_to_add(kube_api: Kube, path: str, rule: str) -> None:
     with pytest.raises(LabError) as error:
         kube_api.kubectl("get", "--raw", f"/{path.format(kube_api.namespace)}", "--as=nobody-at-all")
-    cause = refusal(403, "Forbidden", str(error.value), {})
+    cause = explain_response(403, "Forbidden", str(error.value), {})
     assert cause.reason == "RightMissing" and f"`- {{{rule}}}`" in cause.hint

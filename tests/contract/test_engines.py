@@ -1,20 +1,36 @@
-"""Each engine against the contract, as real processes. The programs are what a user of that engine would write."""
+"""Runs the engine contract against each engine, with real processes. The programs are what users of an engine write."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from oars.client import pod_programs
+from oars.client.sync import Cluster
 from oars.testing import EngineContract
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
 
-BUSY = 30.0  # seconds; three times what is promised: other tests use the machine as well
+BUSY = 30.0  # seconds; three times the promise, because other tests run at the same time
+
+
+def oars(state: Path, *args: str, code: int = 0, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("oars")), *args]
+    env = {**os.environ, "OARS_STATE_DIR": str(state)}
+    done = subprocess.run(command, input=text, env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
 
 
 class TestToy(EngineContract):
-    """A third party's engine, found by its entry point."""
+    """An engine of a third party, found by its entry point."""
 
     spec: ClassVar[dict[str, Any]] = {"engine": "toy"}
     work = """
@@ -40,6 +56,40 @@ call = socket.create_connection((host, int(port)))
 print("started", flush=True)
 print("failed: the head said", call.recv(1), flush=True)
 """
+
+    def test_shell_connects_the_engine_s_client(self, cluster: Cluster, state: Path) -> None:
+        done = oars(state, "shell", "contract", text="print(type(client).__name__, len(client.workers()))")
+        assert done.stdout == "Client 2\n"
+
+    def test_shell_in_a_pod_connects_without_oars(self, cluster: Cluster) -> None:
+        """The code runs as in a pod, where the engine is installed and Oars is not: its imports fail."""
+        env = {"PATH": os.environ["PATH"], **cluster.driver().env, "PYTHONPATH": os.pathsep.join(sys.path)}
+        _, *arguments = pod_programs.python(env, interactive=False)
+        block = "import sys; sys.modules['oars'] = None\n"
+        done = subprocess.run(
+            [sys.executable, *arguments[:-1], block + arguments[-1]],
+            input="print(type(client).__name__, len(client.workers()))", env=env,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.stdout == "Client 2\n", done.stderr
+
+    def test_dashboard_is_the_engine_s(self, cluster: Cluster, state: Path) -> None:
+        address = oars(state, "dashboard", "contract", "--no-open").stdout.strip()
+        with urllib.request.urlopen(address, timeout=60) as reply:
+            assert json.load(reply) == {"workers": 2}
+
+    def test_options_are_checked_with_place_and_nearest_name(self, state: Path, tmp_path: Path) -> None:
+        path = tmp_path / "toy.yaml"
+        path.write_text(
+            "apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nspec:\n  engine: toy\n  toy: {wireFormt: text}\n"
+        )
+        error = oars(state, "up", "-f", str(path), code=2).stderr
+        assert f"{path}:5:9: spec.toy.wireFormt is not a known field; did you mean 'wireFormat'?" in error
+
+    def test_log_of_a_dead_worker_is_explained(self, state: Path) -> None:
+        """By the engine's own pattern."""
+        error = oars(state, "up", "fails", "--engine", "toy", "--set", "toy.giveUp='0'", code=1).stderr
+        assert "worker worker-0 gave up" in error and "Play with it less." in error
 
 
 class TestDask(EngineContract):
@@ -85,7 +135,7 @@ if __name__ == "__main__":
 class TestRay(EngineContract):
     spec: ClassVar[dict[str, Any]] = {"engine": "ray", "ray": {"dashboard": False}}
     replace_seconds = BUSY
-    lost = "GCS may have been killed"  # Ray's own words, with which it ends a driver that has lost its head
+    lost = "GCS may have been killed"  # Ray's message when it ends a driver that has lost its head
     work = """
 import ray
 ray.init(log_to_driver=False)

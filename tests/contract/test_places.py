@@ -1,4 +1,4 @@
-"""Each place against the contract."""
+"""Each place of processes against the contract."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from pathlib import Path
 import pytest
 
 from oars import engines
-from oars.model import Desired, Ensure, Group, MemberId, Process, Remove
+from oars.model import HEAD, Desired, Ensure, Group, Member, MemberId, MemberState, Process, Remove
 from oars.places.base import Place
-from oars.places.local.place import LocalPlace
-from oars.places.local.process import boot_id
-from oars.places.local.store import ClusterDir, Intent, Store
-from oars.plan.codec import dump_shape
-from oars.plan.desired import desired
+from oars.places.intent import Intent
+from oars.places.local.defaults import defaults
+from oars.places.local.machine import LocalMachine
+from oars.places.local.process import MARK, boot_id
+from oars.places.local.store import ClusterDir, ClusterRecord, Store
+from oars.places.process.machine import Machine
+from oars.places.process.place import ProcessPlace
+from oars.plan.desired import build
 from oars.spec.cluster import ClusterSpec
 from oars.testing import PlaceContract
+from oars.testing.place import until
+from tests.contract.agent_machine import AgentMachine
 
 LITTERER = """
 import os, time
@@ -38,48 +43,116 @@ for _ in range(6000):
     if pathlib.Path(__file__).with_name("go").exists(): break
     time.sleep(0.02)
 """
+WHO = """
+import json, os, sys
+for line in sys.stdin:
+    print(json.dumps({"ok": os.getpid()}), flush=True)
+"""
 SECONDS = 50  # less than a start may take
 SPEC = ClusterSpec.model_validate({"engine": "toy", "workers": 2})
 
 
-class TestLocal(PlaceContract):
+class ProcessContract(PlaceContract):
+    """Members are processes; subclasses choose the machine that runs them."""
+
     @pytest.fixture(autouse=True)
     def _state(self, own_state: Path) -> None:
         self.state = own_state
+
+    async def machine(self, directory: ClusterDir, record: ClusterRecord) -> Machine:
+        raise NotImplementedError
+
+    async def end(self, place: ProcessPlace, machine: Machine, desired: Desired) -> None:
+        """Leave nothing behind."""
+        raise NotImplementedError
 
     def place(self) -> AbstractAsyncContextManager[tuple[Place, Desired]]:
         return self._opened()
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[Place, Desired]]:
-        shape = dump_shape(engines.get("toy").shape(SPEC))
-        intent = Intent("demo", SPEC.model_dump(), shape, sys.executable, "mark", time.time(), boot=boot_id())
-        directory = Store(self.state).create(intent, {"token": b"x"})
-        wanted = desired("demo", SPEC, engines.get("toy"))
-        first = self._new(directory, intent, wanted)
-        self.places = [first]
+        desired = build("demo", SPEC, engines.get("toy"), defaults(SPEC, 2**33))
+        record = ClusterRecord(
+            "demo", Intent(SPEC.model_dump()), desired, sys.executable, "mark", time.time(),
+            boot=boot_id(), import_path=(os.environ["PYTHONPATH"],),
+        )  # fmt: skip
+        directory = Store(self.state).create(record, {"token": b"x"})
+        self.opened: list[tuple[ProcessPlace, Machine]] = []
         try:
-            yield first, wanted
+            yield await self._open(directory), desired
         finally:
-            for place in self.places:
-                await place.close()
-                await place.sweep_all()
+            for place, machine in self.opened:
+                await self.end(place, machine, desired)
 
-    def _new(self, directory: ClusterDir, intent: Intent, wanted: Desired) -> LocalPlace:
-        path = (*intent.import_path, os.environ["PYTHONPATH"])
-        intent = Intent(**{**intent.__dict__, "import_path": path})
-        return LocalPlace(directory, intent, wanted.shape.head, os.environ, lambda: None)
+    async def _open(self, directory: ClusterDir) -> ProcessPlace:
+        machine = await self.machine(directory, directory.read())
+        self.opened.append((ProcessPlace(directory, machine, lambda: None), machine))
+        return self.opened[-1][0]
 
     async def reopen(self, place: Place) -> Place:
-        directory = Store(self.state).cluster("demo")
-        wanted = desired("demo", SPEC, engines.get("toy"))
-        self.places.append(self._new(directory, directory.read_intent(), wanted))
-        return self.places[-1]
+        return await self._open(Store(self.state).cluster("demo"))
 
-    async def kill(self, place: Place, member: MemberId) -> None:
-        found = (await place.observe()).member(member)
-        assert found is not None and found.pid is not None
-        os.kill(found.pid, signal.SIGKILL)
+    async def kill(self, place: Place, member: Member) -> None:
+        assert member.pid is not None
+        os.kill(member.pid, signal.SIGKILL)
+
+    def test_an_exit_is_reported_until_it_is_ensured_again(self) -> None:
+        async def test(place: Place, desired: Desired) -> None:
+            await self.start(place, desired)
+
+            async def answers() -> bool:
+                return (await engines.get("toy").look(place.wire(desired))).up
+
+            await until(answers)
+            head = (await place.observe(desired)).member(HEAD)
+            assert head is not None
+            await self.kill(place, head)
+            for _ in range(2):  # also for the loop that takes over
+                dead = await self._exited(place, desired)
+                assert (dead.reason, dead.exit_code) == ("was killed by SIGKILL", -signal.SIGKILL)
+                assert "toy head starts" in dead.tail
+                await place.record(desired, (await place.observe(desired)).state)
+                place = await self.reopen(place)
+
+        self.run(test)
+
+    async def _exited(self, place: Place, desired: Desired) -> Member:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                head = (await place.observe(desired)).member(HEAD)
+                if head is not None and head.state is MemberState.EXITED:
+                    return head
+                await asyncio.sleep(0.02)
+
+    def test_a_helper_runs_beside_the_head(self) -> None:
+        async def test(place: Place, desired: Desired) -> None:
+            await self.start(place, desired)
+            wire = place.wire(desired)
+            first = await wire.ask(WHO, {})
+            await place.collect(desired)
+            assert first == await wire.ask(WHO, {}), "it is neither started for every request nor collected"
+
+        self.run(test)
+
+    def test_removed_workers_leave_nothing(self) -> None:
+        async def test(place: Place, desired: Desired) -> None:
+            await self.start(place, desired)
+            assert await asyncio.to_thread(_within, SECONDS, lambda: len(_toy_litter()) == 2)
+            everyone = tuple(member.id for member in (await place.observe(desired)).members)
+            await place.remove(desired, Remove(everyone, "test"))
+            assert _toy_litter() == []
+
+        self.run(test)
+
+
+class TestLocal(ProcessContract):
+    async def machine(self, directory: ClusterDir, record: ClusterRecord) -> Machine:
+        return LocalMachine(directory, record, os.environ, lambda: None)
+
+    async def end(self, place: ProcessPlace, machine: Machine, desired: Desired) -> None:
+        assert isinstance(machine, LocalMachine)
+        await place.close()
+        await machine.sweep_all({pattern for group in desired.groups for pattern in group.process.litter})
 
     @pytest.mark.parametrize("exists", [True, False], ids=["it exists", "it is yet to be forked"])
     def test_one_that_is_removed_while_it_starts_leaves_nothing(self, exists: bool) -> None:
@@ -87,13 +160,25 @@ class TestLocal(PlaceContract):
             group = self._littering(desired.shape.workers[0])
             worker = MemberId("worker-0")
             await place.ensure(desired, Ensure(group, (worker,)))
-            await asyncio.sleep(0)  # now it is asked for; nothing is heard of it while the loop stands still
+            await asyncio.sleep(0)  # now its start is requested; the reply is not read while the event loop is blocked
             if exists:
                 self._let_go()
             await place.remove(desired, Remove((worker,), "not wanted any more"))
             if not exists:
                 self._let_go()
             assert await asyncio.to_thread(_within, SECONDS, lambda: not _litter())
+
+        self.run(test)
+
+    def test_collect_ends_what_a_loop_that_died_did_not_record(self) -> None:
+        async def test(place: Place, desired: Desired) -> None:
+            env = {**os.environ, MARK: "mark"}
+            stray = await asyncio.create_subprocess_exec("sleep", "600", env=env, start_new_session=True)
+            await self.start(place, desired)
+            assert stray.returncode is None
+            await place.collect(desired)
+            assert await asyncio.wait_for(stray.wait(), SECONDS) == -signal.SIGKILL
+            assert {m.state for m in (await place.observe(desired)).members} == {MemberState.RUNNING}
 
         self.run(test)
 
@@ -108,14 +193,30 @@ class TestLocal(PlaceContract):
         return replace(group, process=program)
 
     def _let_go(self) -> None:
-        """Have the litterer forked, while nobody hears of it."""
+        """Have the litterer forked while the event loop is blocked."""
         assert not _litter()
         (self.state / "go").touch()
         assert _within(SECONDS, _litter)
 
 
+class TestHost(ProcessContract):
+    """A machine behind a transport: an agent starts plain processes and is reached by TCP."""
+
+    async def machine(self, directory: ClusterDir, record: ClusterRecord) -> Machine:
+        return await AgentMachine.connect(directory, record, lambda: None)
+
+    async def end(self, place: ProcessPlace, machine: Machine, desired: Desired) -> None:
+        everyone = tuple(member.id for member in (await place.observe(desired)).members)
+        await place.remove(desired, Remove(everyone, "test", grace=0.0))
+        await place.close()
+
+
 def _litter() -> list[str]:
     return glob.glob("/tmp/oars-litter-*")
+
+
+def _toy_litter() -> list[str]:
+    return glob.glob("/tmp/oars-toy-mark-*")
 
 
 def _within(seconds: float, condition: Callable[[], object]) -> bool:

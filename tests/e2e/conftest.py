@@ -42,11 +42,13 @@ def operator(cluster_with_node: Cluster, tmp_path_factory: pytest.TempPathFactor
     run = [OARS, "operator", "run", "--metrics-port", "0", "--health-port", "0"]
     with log.open("w") as stream:
         process = subprocess.Popen(run, env=env, stdout=stream, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 90
-    while "leading" not in log.read_text():
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)  # another process's log: there is nothing to await
-    yield log
-    process.terminate()
-    process.wait(60)
+    try:
+        deadline = time.monotonic() + 90
+        while "became leader" not in log.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)  # another process's log: there is nothing to await
+        yield log
+    finally:  # a failed start must not leave it running: it would keep the Lease
+        process.terminate()
+        process.wait(60)
     subprocess.run([OARS, "operator", "uninstall", "--force", "-q"], env=env, check=True, timeout=120)

@@ -11,7 +11,6 @@ import pytest
 from lab.kube import Kube
 
 from oars.client import tunnels
-from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver
@@ -22,7 +21,6 @@ pytestmark = [pytest.mark.timeout(600)]
 
 
 def small(home: Kube, **more: Any) -> Cluster:
-    where = Where("kubernetes", namespace=home.namespace, kubeconfig=str(home.kubeconfig), mode="direct")
     spec = {
         "engine": "dask",
         "image": home.image("dask"),
@@ -30,7 +28,10 @@ def small(home: Kube, **more: Any) -> Cluster:
         "workers": [{"replicas": 1, "memory": "512Mi", **SMALL}],
         **more,
     }
-    return Cluster(build(spec).spec, name="demo", where=where, timeout=TIMEOUT)
+    return Cluster(
+        build(spec).spec, name="demo", timeout=TIMEOUT, namespace=home.namespace, kubeconfig=str(home.kubeconfig),
+        mode="direct",
+    )  # fmt: skip
 
 
 def test_it_goes_by_itself_when_its_client_is_killed(kube: Kube) -> None:
@@ -38,12 +39,11 @@ def test_it_goes_by_itself_when_its_client_is_killed(kube: Kube) -> None:
     source = f"""
 import sys
 from oars import Cluster
-from oars.client.homes import Where
 from oars.spec.load import build
 spec = build({{"engine": "dask", "image": {kube.image("dask")!r}, "head": {{"cpu": 0.3, "burst": True}},
     "workers": [{{"replicas": 1, "cpu": 0.3, "burst": True}}], "lifetime": {{"orphaned": "30s"}}}}).spec
-where = Where("kubernetes", namespace={kube.namespace!r}, kubeconfig={str(kube.kubeconfig)!r}, mode="direct")
-cluster = Cluster(spec, name="demo", where=where, timeout="120s")
+cluster = Cluster(spec, name="demo", timeout="120s", mode="direct",
+    namespace={kube.namespace!r}, kubeconfig={str(kube.kubeconfig)!r})
 print("ready", flush=True)
 input()
 """
@@ -56,7 +56,7 @@ input()
 
 def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no address of the cluster can be dialled: every port is forwarded, and follows the head."""
-    monkeypatch.setattr(tunnels, "doors", lambda *_: [])
+    monkeypatch.setattr(tunnels, "endpoints", lambda *_: [])
     with small(kube) as cluster:
         assert "127.0.0.1" in cluster.address
         assert any(line.startswith("result") for line in run_driver(cluster, Dask.work))

@@ -25,7 +25,7 @@ class Dask(KubeContract):
     def test_it_outlives_a_restart_of_containerd(
         self, demo: Cluster, home: Kube, outage: Callable[[str], AbstractContextManager[None]]
     ) -> None:
-        """Of this engine always: the quickest stands for the others, whose turn comes in CI."""
+        """Not marked `long` here: the quickest engine stands for the others."""
         super().test_it_outlives_a_restart_of_containerd(demo, home, outage)
 
 
@@ -60,7 +60,7 @@ class TestRayDirect(Ray):
             program.expect("held", 180)
             before = {pod["metadata"]["name"] for pod in staying(home, "worker")}
             demo.scale(1)
-            cause = until(lambda: next((each for each in demo.why() if "still referred to" in each.message), None))
+            cause = until(lambda: next((each for each in demo.why() if "still referenced" in each.message), None))
             assert draining(cause) and "--force" in cause.hint
             victim = cause.message.split()[0]
             assert victim in before
@@ -83,6 +83,12 @@ class TestPymarsDirect(Pymars):
 
 class TestDaskOperated(Dask):
     mode = "operator"
+
+    def test_a_head_that_restarts_in_its_pod_gets_new_workers(
+        self, demo: Cluster, home: Kube, crash: Callable[[Any, str], None]
+    ) -> None:
+        """Not marked `long` here: the quickest engine stands for the others."""
+        super().test_a_head_that_restarts_in_its_pod_gets_new_workers(demo, home, crash)
 
 
 class TestRayOperated(Ray):

@@ -10,7 +10,6 @@ from lab.kube import Cluster as Kubernetes
 from lab.kube import Kube
 
 from lab import kube as kubes
-from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver
@@ -61,10 +60,12 @@ def test_members_and_neighbours_get_in_and_strangers_do_not(
     kube: Kube, elsewhere: Kube, enforced: None, engine: type[Any], image: str
 ) -> None:
     """From outside the driver comes through the API server, which no policy shuts out."""
-    where = Where("kubernetes", namespace=kube.namespace, kubeconfig=str(kube.kubeconfig), mode="direct")
     size = {**SMALL, "memory": "1Gi"}
     data = {**engine.spec, "image": kube.image(image), "head": size, "workers": [{"replicas": 1, **size}]}
-    with Cluster(build(data).spec, name="demo", where=where, timeout=TIMEOUT) as demo:
+    with Cluster(
+        build(data).spec, name="demo", timeout=TIMEOUT, mode="direct", namespace=kube.namespace,
+        kubeconfig=str(kube.kubeconfig),
+    ) as demo:  # fmt: skip
         assert any(line.startswith("result") for line in run_driver(demo, engine.work, 180))
         for home in (kube, elsewhere):
             start_visitor(home, kube.image(image))

@@ -243,10 +243,7 @@ def change_replicas(kube: Kube, manifests: Path, replicas: int) -> None:
     kube.kubectl("apply", "-f", str(manifests))
 
 
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("mars-xorbits", "mars-pymars")]
-
-
-@pytest.mark.parametrize("name", ["dask", *LONG])
+@pytest.mark.parametrize("name", ["dask", "mars-xorbits", pytest.param("mars-pymars", marks=pytest.mark.long)])
 def test_it_lives_without_oars(kube: Kube, tmp_path: Path, outage: Outage, name: str) -> None:
     """A client outside has its results all the time: with more workers, another worker, no containerd, another head."""
     case, file = CASES[name], tmp_path / "cluster.yaml"

@@ -11,7 +11,6 @@ from lab.kube import Kube
 from lab.wait import until
 
 from oars.client import tunnels
-from oars.client.backends import Where
 from oars.client.sync import Cluster
 from oars.testing.driver import run_driver
 from tests.api.stage import Stage
@@ -35,7 +34,6 @@ def as_ann(kube: Kube, mode: str, path: Path) -> Kube:
     return replace(kube, cluster=replace(kube.cluster, kubeconfig=kubeconfig_of(stage, "ann", path)))
 
 
-@pytest.mark.long  # what each right is needed for is told by the tests of the API
 @pytest.mark.parametrize("mode", ["direct", "operator"])
 def test_a_life_with_the_printed_rights(
     mode: str, kube: Kube, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -49,9 +47,8 @@ def test_a_life_with_the_printed_rights(
     oars("up", "demo", "--engine", "dask", "--image", kube.image("dask"), "--workers", "1", *SMALL, *oars.at, *said)
     assert oars.status("demo")["mode"] == mode
 
-    monkeypatch.setattr(tunnels, "doors", lambda *_: [])  # no address of the cluster can be dialled
-    where = Where("kubernetes", namespace=kube.namespace, kubeconfig=str(ann.kubeconfig))
-    demo = Cluster.attach("demo", where=where)
+    monkeypatch.setattr(tunnels, "endpoints", lambda *_: [])  # nothing is reachable directly
+    demo = Cluster.attach("demo", namespace=kube.namespace, kubeconfig=str(ann.kubeconfig))
     try:
         assert "127.0.0.1" in demo.address
         assert "result 45" in run_driver(demo, Dask.work)

@@ -1,4 +1,4 @@
-"""Where the lab cannot run: one sentence, and tests that skip, or fail with CI set."""
+"""Machines that cannot run the lab: tests are skipped with a reason, or fail if CI is set."""
 
 import os
 import subprocess
@@ -27,13 +27,13 @@ def test_of_pods(kube):
 
 
 def changed(folder: Path, **changes: str) -> dict[str, str]:
-    """An environment with a lab of its own, and no word of CI."""
+    """Return an environment with a separate lab and without CI."""
     env = {key: value for key, value in os.environ.items() if key not in ("CI", "OARS_TEST_KUBECONFIG")}
     return env | {"PYTHONPATH": str(ROOT), "OARS_LAB_DIR": str(folder / "lab"), **changes}
 
 
 def pytest_in(folder: Path, probe: str = PROBE, **changes: str) -> str:
-    """What a test run says in a changed environment."""
+    """Run pytest in a changed environment and return its output."""
     (folder / "test_probe.py").write_text(probe)
     env = changed(folder, **changes)
     words = [sys.executable, "-m", "pytest", "-p", "lab.fixtures", "-rA", "-p", "no:cacheprovider", "test_probe.py"]
@@ -41,7 +41,7 @@ def pytest_in(folder: Path, probe: str = PROBE, **changes: str) -> str:
 
 
 def build_in(folder: Path, **changes: str) -> tuple[int, str]:
-    """How `make lab-build` ends in a changed environment, and what it says."""
+    """Run `make lab-build` in a changed environment; return its exit code and error output."""
     env = changed(folder, **changes)
     words = [sys.executable, "-m", "lab", "build"]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
@@ -49,57 +49,57 @@ def build_in(folder: Path, **changes: str) -> tuple[int, str]:
 
 
 def no_go(folder: Path) -> dict[str, str]:
-    """A machine without Go and with nothing built."""
+    """Return the environment of a machine without Go and with an empty cache."""
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "XDG_CACHE_HOME": str(folder / "cache")}
 
 
-def test_without_go_tests_skip_and_say_why(tmp_path: Path) -> None:
+def test_tests_are_skipped_with_a_reason_without_go(tmp_path: Path) -> None:
     said = pytest_in(tmp_path, **no_go(tmp_path))
     assert "2 skipped" in said
     assert "install Go 1.24 or later" in said
 
 
-def test_without_go_tests_fail_in_ci(tmp_path: Path) -> None:
+def test_tests_fail_in_ci_without_go(tmp_path: Path) -> None:
     said = pytest_in(tmp_path, CI="true", **no_go(tmp_path))
     assert "2 errors" in said
     assert "install Go 1.24 or later" in said
 
 
-def test_without_go_nothing_is_built_and_the_tests_may_skip(tmp_path: Path) -> None:
+def test_build_succeeds_without_go(tmp_path: Path) -> None:
     code, said = build_in(tmp_path, **no_go(tmp_path))
     assert code == 0
-    assert "install Go 1.24 or later. Tests on Kubernetes will be skipped." in said
+    assert "install Go 1.24 or later. Kubernetes tests will be skipped." in said
 
 
-def test_without_go_building_fails_in_ci(tmp_path: Path) -> None:
+def test_build_fails_in_ci_without_go(tmp_path: Path) -> None:
     code, said = build_in(tmp_path, CI="true", **no_go(tmp_path))
     assert code == 1
     assert said == "lab: The lab builds Kubernetes from source: install Go 1.24 or later.\n"
 
 
-def test_for_another_cluster_nothing_is_built(tmp_path: Path) -> None:
+def test_nothing_is_built_for_an_external_cluster(tmp_path: Path) -> None:
     code, said = build_in(tmp_path, CI="true", OARS_TEST_KUBECONFIG="theirs", **no_go(tmp_path))
     assert code == 0
-    assert said == "lab: nothing to build: OARS_TEST_KUBECONFIG names another cluster\n"
+    assert said == "lab: nothing to build: OARS_TEST_KUBECONFIG selects another cluster\n"
 
 
-def test_without_root_the_command_says_so() -> None:
+def test_up_without_root_fails_with_a_reason() -> None:
     words = ["unshare", "--user", sys.executable, "-m", "lab", "up"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr == "lab: The lab makes namespaces and mounts: run it as root.\n"
+    assert done.stderr == "lab: The lab creates namespaces and mounts: run it as root.\n"
 
 
-def test_another_cluster_can_be_used_instead(kube_api: Kube, tmp_path: Path) -> None:
+def test_tests_can_use_an_external_cluster(kube_api: Kube, tmp_path: Path) -> None:
     programs = Path(kube_api.cluster.program).parent
     path = {"PATH": f"{programs}:/usr/bin:/bin", "OARS_TEST_KUBECONFIG": str(kube_api.kubeconfig)}
     said = pytest_in(tmp_path, PROBE + PODS, **path)
     assert "1 passed, 2 skipped" in said
-    assert "This test runs pods of the lab's images" in said
+    assert "This test needs the lab's images" in said
     assert not (tmp_path / "lab").exists()
 
 
-def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "theirs").touch()
     lab = Lab(settings.load(str(tmp_path)))
     with pytest.raises(LabError, match="not the lab's"):
@@ -110,6 +110,6 @@ def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/run/lab", "/var/log/lab", f"/tmp/{'x' * 80}"])
-def test_a_directory_that_cannot_work_is_refused(folder: str) -> None:
+def test_unsuitable_directory_is_rejected(folder: str) -> None:
     with pytest.raises(LabError, match="choose"):
         settings.load(folder)

@@ -1,7 +1,6 @@
-"""What the fixtures promise: namespaces, simulated nodes, harm and its undoing."""
+"""The fixtures: namespaces, simulated nodes, disruptions."""
 
 import json
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -20,7 +19,7 @@ Harm = Callable[..., AbstractContextManager[None]]
 
 
 def sleeper(kube: Kube, name: str = "sleeper", **spec: object) -> Object:
-    """A pod that sleeps, with the smallest image."""
+    """Return a pod that sleeps, with the smallest image."""
     container = {"name": "main", "image": kube.image("base"), "command": ["sleep", "1000"]}
     labels = {"app": name}
     return {
@@ -35,20 +34,20 @@ def container(pod: Object) -> str:
     return str(pod["status"]["containerStatuses"][0]["containerID"])
 
 
-def test_each_test_has_a_namespace_of_its_own(kube_api: Kube) -> None:
+def test_each_test_has_its_own_namespace(kube_api: Kube) -> None:
     accounts = kube_api.api.get(kube_api.path("serviceaccounts"))["items"]
     assert [account["metadata"]["name"] for account in accounts] == ["default"]
     assert kube_api.pods() == []
 
 
-def test_the_apiserver_is_the_real_one(kube_api: Kube) -> None:
+def test_api_server_is_real(kube_api: Kube) -> None:
     assert kube_api.api.get("/version")["gitVersion"].startswith("v1.34")
     with pytest.raises(ApiError) as refusal:
         kube_api.api.create(kube_api.path("pods"), {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}})
     assert refusal.value.status == 422
 
 
-def test_500_simulated_pods(kube_api: Kube, kwok: Callable[[int], list[str]]) -> None:
+def test_500_simulated_pods_become_ready(kube_api: Kube, kwok: Callable[[int], list[str]]) -> None:
     assert len(kwok(10)) == 10
     template = {
         "metadata": {"labels": {"app": "many"}},
@@ -60,7 +59,7 @@ def test_500_simulated_pods(kube_api: Kube, kwok: Callable[[int], list[str]]) ->
     until("500 pods are Ready", lambda: kube_api.api.get(path)["status"].get("readyReplicas") == 500, 120, 0.5)
 
 
-def test_quota(kube_api: Kube, quota: Harm) -> None:
+def test_quota_is_enforced(kube_api: Kube, quota: Harm) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "p-"}}
     body = {**pod, "spec": {"containers": [{"name": "main", "image": "none"}], **simulated.POD}}
     with quota(kube_api, {"pods": "1"}):
@@ -71,7 +70,7 @@ def test_quota(kube_api: Kube, quota: Harm) -> None:
     assert "exceeded quota" in str(refusal.value)
 
 
-def test_exec_logs_and_names_on_the_real_node(kube: Kube, lab: Lab) -> None:
+def test_exec_and_dns_work_on_the_real_node(kube: Kube, lab: Lab) -> None:
     kube.apply(sleeper(kube))
     kube.await_ready("app=sleeper", 1)
     assert kube.kubectl("exec", "sleeper", "--", "id", "-u").strip() == "1000"
@@ -81,7 +80,7 @@ def test_exec_logs_and_names_on_the_real_node(kube: Kube, lab: Lab) -> None:
     until("DNS answers", lambda: dns.resolves(where, "kubernetes.default.svc.cluster.local"), 60)
 
 
-def test_nothing_leaves_the_machine(kube: Kube) -> None:
+def test_pods_cannot_reach_other_networks(kube: Kube) -> None:
     kube.apply(sleeper(kube))
     kube.await_ready("app=sleeper", 1)
     script = "import socket; socket.setdefaulttimeout(3); socket.create_connection(('192.0.2.1', 80))"
@@ -89,7 +88,7 @@ def test_nothing_leaves_the_machine(kube: Kube) -> None:
         kube.kubectl("exec", "sleeper", "--", "python3", "-c", script)
 
 
-def test_taint(kube: Kube, taint: Harm) -> None:
+def test_tainted_node_accepts_no_pods(kube: Kube, taint: Harm) -> None:
     with taint(kube):
         kube.apply(sleeper(kube))
 
@@ -97,11 +96,11 @@ def test_taint(kube: Kube, taint: Harm) -> None:
             conditions = kube.pods("app=sleeper")[0]["status"].get("conditions", [])
             return any(part.get("reason") == "Unschedulable" for part in conditions)
 
-        until("the pod waits", unschedulable, 60)
+        until("the pod is unschedulable", unschedulable, 60)
     kube.await_ready("app=sleeper", 1)
 
 
-def test_a_cut_pod_is_silent_and_heals(kube: Kube, cut: Harm) -> None:
+def test_cut_pod_is_unreachable_until_the_cut_ends(kube: Kube, cut: Harm) -> None:
     server = sleeper(kube, "server")
     server["spec"]["containers"][0]["command"] = ["python3", "-m", "http.server", "8000"]
     server["spec"]["containers"][0]["readinessProbe"] = {"tcpSocket": {"port": 8000}, "periodSeconds": 1}
@@ -128,14 +127,14 @@ def test_a_cut_pod_is_silent_and_heals(kube: Kube, cut: Harm) -> None:
         except LabError:
             return False
 
-    until("the server serves", serves, 60)
+    until("the server answers", serves, 60)
     with cut(pod), pytest.raises(Exception, match="failed"):
         kube.kubectl(*fetch)
-    until("the server serves again", serves, 60)
+    until("the server answers again", serves, 60)
 
 
 @pytest.mark.parametrize("component", ["kube-apiserver", "kubelet", "containerd"])
-def test_an_outage_does_not_touch_running_pods(kube: Kube, lab: Lab, outage: Harm, component: str) -> None:
+def test_running_pods_survive_an_outage(kube: Kube, lab: Lab, outage: Harm, component: str) -> None:
     kube.apply(sleeper(kube))
     for first in (True, False):
         (before,) = kube.await_ready("app=sleeper", 1)
@@ -147,21 +146,21 @@ def test_an_outage_does_not_touch_running_pods(kube: Kube, lab: Lab, outage: Har
         assert component in lab.running()
         if container(after) == container(before):
             break
-        # Without containerd, and short of processor time, a kubelet may take a container for lost; not each time.
-        assert first and component == "containerd", "a container was started anew"
-    until("commands run in it", lambda: kube.runs("sleeper", "echo", "well"))
+        # On a busy machine a kubelet without containerd may declare a container lost, but not each time.
+        assert first and component == "containerd", "a container was restarted"
+    until("commands run in the pod", lambda: kube.runs("sleeper", "echo", "well"))
 
 
-def test_controllers_act_as_soon_as_the_api_server_is_back(lab: Lab, cluster: Cluster, outage: Harm) -> None:
+def test_controllers_are_restarted_with_the_api_server(lab: Lab, cluster: Cluster, outage: Harm) -> None:
     before = [lab.component(name) for name in FOLLOWERS[:2]]
     with outage("kube-apiserver"):
-        time.sleep(8)  # long enough for them to give up and wait: left alone they were away for 20 s
+        pass
     for name, old in zip(FOLLOWERS, before, strict=False):
-        assert lab.component(name) not in (None, old), f"{name} still waits"
-    with fresh_namespace(cluster, has_node=False) as kube:  # it has its service account
+        assert lab.component(name) not in (None, old), f"{name} was not restarted"
+    with fresh_namespace(cluster, has_node=False) as kube:  # waits for the service account, which a controller creates
         assert kube.api.healthy()
 
 
-def test_kubeconfig_works_for_kubectl(kube_api: Kube) -> None:
+def test_kubectl_works_with_the_kubeconfig(kube_api: Kube) -> None:
     listed = json.loads(kube_api.kubectl("get", "--raw", "/api/v1/namespaces"))
     assert kube_api.namespace in {item["metadata"]["name"] for item in listed["items"]}

@@ -1,4 +1,4 @@
-"""Real engines in real pods, by plain kubectl: the manifests other projects write, on the lab's images."""
+"""Engines in real pods of the lab's images, deployed with plain manifests and kubectl."""
 
 import http.client
 import json
@@ -26,7 +26,7 @@ def start(kube: Kube, manifest: str, **words: str) -> None:
 
 
 def fetch(url: str) -> Any:
-    """The JSON served there; nothing, if there is no answer yet."""
+    """Return the JSON at a URL, or nothing if there is no answer yet."""
     try:
         with urlopen(url, timeout=5) as answer:
             return json.load(answer)
@@ -36,7 +36,7 @@ def fetch(url: str) -> Any:
 
 @contextmanager
 def forwarded(kube: Kube, target: str, port: int) -> Iterator[int]:
-    """A local port that leads to `port` of the target, through apiserver and kubelet."""
+    """Forward a local port to `port` of the target, through API server and kubelet."""
     process = kube.popen("port-forward", target, f":{port}")
     try:
         assert process.stdout
@@ -49,7 +49,7 @@ def forwarded(kube: Kube, target: str, port: int) -> Iterator[int]:
 
 
 @pytest.mark.long
-def test_ray_head_and_three_workers(kube: Kube) -> None:
+def test_ray_runs_with_a_head_and_three_workers(kube: Kube) -> None:
     start(kube, "ray.yaml", IMAGE=kube.image("ray"))
     kube.await_ready("component=ray-head", 1, 180)
     kube.await_ready("component=ray-worker", 3, 240)
@@ -65,8 +65,8 @@ def test_ray_head_and_three_workers(kube: Kube) -> None:
     assert "ran True" in said
 
 
-def test_dask_scheduler_and_two_workers(kube: Kube) -> None:
-    """And exec, logs and port-forward through the real kubelet."""
+def test_dask_runs_with_a_scheduler_and_two_workers(kube: Kube) -> None:
+    """Also covers exec, logs and port-forward through the real kubelet."""
     start(kube, "dask.yaml", IMAGE=kube.image("dask"))
     kube.await_ready("app=dask-scheduler", 1)
     kube.await_ready("app=dask-worker", 2)
@@ -78,17 +78,17 @@ def test_dask_scheduler_and_two_workers(kube: Kube) -> None:
     assert "Scheduler at" in kube.kubectl("logs", "deploy/dask-scheduler")
     with forwarded(kube, "service/dask-head", 8787) as port:
         counts = f"http://127.0.0.1:{port}/json/counts.json"
-        # A worker's page, and with it its pod, is ready before the worker has joined.
+        # A worker's pod is ready before the worker has joined the scheduler.
         until("both workers have joined", lambda: fetch(counts).get("workers") == 2)
 
 
-def test_mars_supervisor_and_worker(kube: Kube) -> None:
-    """Of pymars; xorbits, whose programs have other names, is among the tests of real pods."""
+def test_mars_runs_with_a_supervisor_and_a_worker(kube: Kube) -> None:
+    """With pymars; the end-to-end tests cover xorbits."""
     words = {"SUPERVISOR": "mars-supervisor", "WORKER": "mars-worker"}
     start(kube, "mars.yaml", IMAGE=kube.image("mars-pymars"), **words)
     (supervisor,) = kube.await_ready("app=mars-supervisor", 1)
 
-    # The machine has a route to every pod of the lab: no forwarding is needed.
+    # The machine has a route to every pod of the lab; port-forward is not needed.
     def joined() -> bool:
         found = fetch(f"http://{supervisor['status']['podIP']}:7104/api/cluster/nodes?role=1")
         return len(found.get("nodes", ())) == 1
@@ -96,7 +96,7 @@ def test_mars_supervisor_and_worker(kube: Kube) -> None:
     until("the worker has joined", joined, 120, 0.5)
 
 
-def test_images_hold_what_the_official_ones_hold(kube: Kube) -> None:
+def test_images_contain_the_tools_of_the_official_ones(kube: Kube) -> None:
     script = "set -e; whoami; which bash wget tini python; test -w $HOME; bash -lc 'which ray'; python -c 'import ray'"
     check = "import ray, pathlib; assert list(pathlib.Path(ray.__file__).parent.glob('__pycache__/*.pyc'))"
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "look", "labels": {"app": "look"}}}

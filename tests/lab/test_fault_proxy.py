@@ -1,4 +1,4 @@
-"""The fault proxy before a real apiserver, with a real kubectl and a plain client as its clients."""
+"""The fault proxy between a real API server and kubectl or a plain client."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ def names(kube: Kube) -> set[str]:
     return found - {"kube-root-ca.crt"}
 
 
-def test_without_faults_it_only_records(kube_api: Kube, fault_proxy: Start) -> None:
+def test_proxy_without_rules_only_records(kube_api: Kube, fault_proxy: Start) -> None:
     proxy = fault_proxy()
     words = [kube_api.cluster.program, "--kubeconfig", proxy.kubeconfig, "-n", kube_api.namespace]
     run([*words, "create", "configmap", "a", "--from-literal=k=v"])
@@ -46,7 +46,7 @@ def test_without_faults_it_only_records(kube_api: Kube, fault_proxy: Start) -> N
 
 
 @pytest.mark.parametrize("status", [409, 410, 429, 500])
-def test_refusals(kube_api: Kube, fault_proxy: Start, status: int) -> None:
+def test_request_gets_the_chosen_status(kube_api: Kube, fault_proxy: Start, status: int) -> None:
     proxy = fault_proxy([Rule(Answer(status), verb="create", resource="configmaps", times=1)])
     with pytest.raises(ApiError) as refusal:
         client(proxy).create(kube_api.path("configmaps"), config_map("a"))
@@ -56,21 +56,21 @@ def test_refusals(kube_api: Kube, fault_proxy: Start, status: int) -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_dropped_write_happened_or_not(kube_api: Kube, fault_proxy: Start, applied: bool) -> None:
+def test_dropped_write_is_applied_or_not(kube_api: Kube, fault_proxy: Start, applied: bool) -> None:
     proxy = fault_proxy([Rule(Drop(applied), verb="create")])
     with pytest.raises(ApiError):
         client(proxy).create(kube_api.path("configmaps"), config_map("a"))
     assert names(kube_api) == ({"a"} if applied else set())
 
 
-def test_a_delay(kube_api: Kube, fault_proxy: Start) -> None:
+def test_delayed_request(kube_api: Kube, fault_proxy: Start) -> None:
     proxy = fault_proxy([Rule(Delay(0.5), verb="list")])
     started = time.monotonic()
     client(proxy).get(kube_api.path("configmaps"))
     assert time.monotonic() - started >= 0.5
 
 
-def test_a_stale_read(kube_api: Kube, fault_proxy: Start) -> None:
+def test_stale_read(kube_api: Kube, fault_proxy: Start) -> None:
     proxy = fault_proxy([Rule(Stale(), verb="get", skip=1, times=1)])
     path = f"{kube_api.path('configmaps')}/a"
     kube_api.api.create(kube_api.path("configmaps"), config_map("a"))
@@ -82,8 +82,8 @@ def test_a_stale_read(kube_api: Kube, fault_proxy: Start) -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 @pytest.mark.parametrize("write", [1, 2, 3])
-def test_death_at_every_write(kube_api: Kube, fault_proxy: Start, write: int, applied: bool) -> None:
-    """The crash matrix in small: a client of three writes dies at each of them, and goes on in its next life."""
+def test_client_can_die_at_every_write(kube_api: Kube, fault_proxy: Start, write: int, applied: bool) -> None:
+    """A client that makes three writes dies at each of them and completes them after a restart."""
     proxy = fault_proxy([die_after(write, applied)])
     mortal = client(proxy)
     with pytest.raises(ApiError):
@@ -98,7 +98,7 @@ def test_death_at_every_write(kube_api: Kube, fault_proxy: Start, write: int, ap
 
 
 class SlowServer(ThreadingHTTPServer):
-    """In the API server's place: remembers what was written, and answers writes when it is told to."""
+    """Stands in for the API server: records writes and answers them on command."""
 
     daemon_threads = True
 
@@ -128,7 +128,7 @@ class SlowHandler(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, *_: object) -> None:
-        """In silence."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def write(name: str) -> bytes:
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the other end closes."""
+    """Read until the other end closes the connection."""
     found = b""
     try:
         while part := connection.recv(4096):
@@ -158,8 +158,8 @@ def everything(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("delayed", [False, True])
-def test_the_dead_write_nothing_more_on_another_connection(slow_server: SlowServer, delayed: bool) -> None:
-    """While the last write is on its way the other connection is still open."""
+def test_dead_client_cannot_write_on_another_connection(slow_server: SlowServer, delayed: bool) -> None:
+    """The other connection is still open while the last write is being handled."""
     upstream = Api(f"http://127.0.0.1:{slow_server.server_port}", ssl.create_default_context())
     rules = [Rule(Delay(8), verb="create", name="late"), die_after(1)]  # time enough to die before it goes out
     with running(FaultProxy(upstream, Script(rules))) as proxy:
@@ -185,7 +185,7 @@ def test_the_dead_write_nothing_more_on_another_connection(slow_server: SlowServ
 
 
 class Watch:
-    """A watch by kubectl through the proxy, running beside the test."""
+    """A kubectl watch through the proxy, in the background."""
 
     def __init__(self, kube: Kube, proxy: FaultProxy) -> None:
         self.path = (
@@ -214,13 +214,13 @@ def start_watch(kube: Kube, proxy: FaultProxy) -> Watch:
     return Watch(kube, proxy)
 
 
-def test_a_cut_watch(kube_api: Kube, fault_proxy: Start) -> None:
+def test_cut_watch(kube_api: Kube, fault_proxy: Start) -> None:
     watch = start_watch(kube_api, fault_proxy([Rule(EndWatch(events=2), verb="watch")]))
     assert watch.ended(SOON)
     assert "IncompleteRead" in watch.error or "closed" in watch.error
 
 
-def test_an_expired_watch(kube_api: Kube, fault_proxy: Start) -> None:
+def test_expired_watch(kube_api: Kube, fault_proxy: Start) -> None:
     watch = start_watch(kube_api, fault_proxy([Rule(EndWatch(events=1, how="expired"), verb="watch")]))
     assert watch.ended(SOON)
     events = [json.loads(line) for line in watch.lines]
@@ -228,7 +228,7 @@ def test_an_expired_watch(kube_api: Kube, fault_proxy: Start) -> None:
     assert events[1]["object"]["code"] == 410
 
 
-def test_a_silent_watch(kube_api: Kube, fault_proxy: Start) -> None:
+def test_silent_watch(kube_api: Kube, fault_proxy: Start) -> None:
     proxy = fault_proxy([Rule(EndWatch(events=1, how="silent"), verb="watch")])
     watch = start_watch(kube_api, proxy)
     until("the watch is there", lambda: proxy.count(verb="watch") == 1)
@@ -237,7 +237,7 @@ def test_a_silent_watch(kube_api: Kube, fault_proxy: Start) -> None:
     assert watch.ended(SOON)
 
 
-def test_the_script_can_change_while_it_runs(kube_api: Kube, fault_proxy: Start) -> None:
+def test_script_can_be_replaced_while_the_proxy_runs(kube_api: Kube, fault_proxy: Start) -> None:
     proxy = fault_proxy([Rule(Answer(500))])
     with pytest.raises(LabError):
         client(proxy).get(kube_api.path("configmaps"))

@@ -1,4 +1,4 @@
-"""The small parts of the lab, alone."""
+"""Unit tests of the lab's modules."""
 
 import os
 import signal
@@ -17,12 +17,12 @@ from lab.wait import until
 from lab import cache, files, harm, needs, network, process, settings
 
 
-def test_a_wait_has_a_deadline() -> None:
-    with pytest.raises(Timeout, match="rain: not so after"):
-        until("rain", lambda: False, 0.05, 0.01)
+def test_wait_times_out() -> None:
+    with pytest.raises(Timeout, match="waiting until it rains"):
+        until("it rains", lambda: False, 0.05, 0.01)
 
 
-def test_two_makers_at_once_make_it_once(tmp_path: Path) -> None:
+def test_concurrent_callers_build_once(tmp_path: Path) -> None:
     made: list[Path] = []
 
     def make(folder: Path) -> None:
@@ -38,7 +38,7 @@ def test_two_makers_at_once_make_it_once(tmp_path: Path) -> None:
     assert (tmp_path / "thing/key/thing").exists()
 
 
-def test_a_half_made_thing_is_made_again(tmp_path: Path) -> None:
+def test_incomplete_build_is_repeated(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").touch()
         raise RuntimeError
@@ -49,12 +49,12 @@ def test_a_half_made_thing_is_made_again(tmp_path: Path) -> None:
     assert [path.name for path in kept.iterdir()] == ["whole"]
 
 
-def test_only_the_very_process_is_ended(tmp_path: Path) -> None:
+def test_signal_is_not_sent_to_a_process_with_a_reused_pid(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as ours:
         known = process.of(ours.pid)
         stranger = process.Process(ours.pid, "another-boot:1")
         stranger.signal(signal.SIGKILL)
-        assert ours.poll() is None, "the pid fits but the birth does not: it must live"
+        assert ours.poll() is None, "the pid is the same but the start time differs: it must not be killed"
         known.save(tmp_path / "pid")
         loaded = process.saved(tmp_path / "pid")
         assert loaded == known
@@ -63,7 +63,7 @@ def test_only_the_very_process_is_ended(tmp_path: Path) -> None:
     assert not known.alive
 
 
-def test_what_does_not_stop_is_killed() -> None:
+def test_process_that_ignores_sigterm_is_killed() -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as ours:
         assert ours.stdout
@@ -72,14 +72,14 @@ def test_what_does_not_stop_is_killed() -> None:
         assert ours.wait(60) == -signal.SIGKILL
 
 
-def test_of_two_processes_one_is_older() -> None:
+def test_parent_is_older_than_its_child() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         known, we = process.of(child.pid), process.of(os.getpid())
         assert we.older_than(known) and not known.older_than(we)
         known.kill()
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "network.json"
 
     def power_cut(*_: object) -> None:
@@ -100,13 +100,11 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
         ("echo go version go1.26.8 linux/amd64", ""),
         ("echo go version go2.0 linux/amd64", ""),
         ("echo go version devel +abc linux/amd64", ""),
-        ("echo go version go1.19.8 linux/amd64", "install Go 1.24 or later; the one here is 1.19."),
-        ("echo no such toolchain >&2; exit 1", "install Go 1.24 or later; the one here does not work: go version"),
+        ("echo go version go1.19.8 linux/amd64", "install Go 1.24 or later; 1.19 is installed."),
+        ("echo no such toolchain >&2; exit 1", "install Go 1.24 or later; the installed one does not work: go version"),
     ],
 )
-def test_a_go_that_is_too_old_is_told_as_such(
-    script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_go_version_is_checked(script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "go").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "go").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -115,31 +113,29 @@ def test_a_go_that_is_too_old_is_told_as_such(
     assert words in found.remedy
 
 
-def test_packages_that_cannot_be_installed_make_the_lab_unavailable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lab_is_unavailable_if_packages_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "apt-get").write_text("#!/bin/sh\necho E: no network >&2; exit 100\n")
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.setattr(needs, "PROGRAMS", {"unheard-of": "package-of-it"})
-    with pytest.raises(Unavailable, match=r"needs package-of-it of Debian.*E: no network"):
+    with pytest.raises(Unavailable, match=r"Debian packages package-of-it.*failed.*E: no network"):
         needs.install(True, lambda _: None)
 
 
 @pytest.fixture
-def in_a_network_of_its_own() -> Iterator[int]:
+def process_in_own_network() -> Iterator[int]:
     with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as child:
         ours = os.readlink("/proc/self/ns/net")
-        until("it is apart", lambda: os.readlink(f"/proc/{child.pid}/ns/net") != ours)
+        until("it has its own network namespace", lambda: os.readlink(f"/proc/{child.pid}/ns/net") != ours)
         yield child.pid
         child.kill()
 
 
-def test_cgroups_that_go_while_one_looks_are_looked_for_again(
-    in_a_network_of_its_own: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_reading_cgroups_is_repeated_if_they_change(
+    process_in_own_network: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "pod7").mkdir()
-    (tmp_path / "pod7/cgroup.procs").write_text(f"{os.getpid()}\n{in_a_network_of_its_own}\n")
+    (tmp_path / "pod7/cgroup.procs").write_text(f"{os.getpid()}\n{process_in_own_network}\n")
     failures: list[OSError] = []
 
     def found(_: str) -> list[Path]:
@@ -150,40 +146,40 @@ def test_cgroups_that_go_while_one_looks_are_looked_for_again(
     monkeypatch.setattr("lab.cgroups.found", found)
     lab = Lab(settings.load(str(tmp_path / "lab")))
     failures += [FileNotFoundError(), OSError()]
-    assert harm.process_of(lab, "7") == in_a_network_of_its_own
+    assert harm.process_of(lab, "7") == process_in_own_network
     with pytest.raises(LabError, match="Pod 8 has no process"):
         harm.process_of(lab, "8")
     failures += [FileNotFoundError()] * 3
-    with pytest.raises(LabError, match="changed each time"):
+    with pytest.raises(LabError, match="changed during each of three attempts"):
         harm.process_of(lab, "7")
 
 
-def test_a_zombie_is_not_alive() -> None:
+def test_zombie_is_not_alive() -> None:
     child = os.fork()
     if not child:
         os._exit(0)
     known = process.of(child)
-    until("it has ended", lambda: not known.alive, 60)
+    until("it has exited", lambda: not known.alive, 60)
     os.waitpid(child, 0)
 
 
-def test_ranges_differ_and_avoid_what_is_taken() -> None:
+def test_address_range_is_stable_and_differs_between_labs() -> None:
     first = network.choose("first")
-    assert first == network.choose("first"), "the same lab finds the same range again"
+    assert first == network.choose("first"), "the same lab has the same range"
     assert len({network.choose(f"lab-{number}").number for number in range(20)}) > 10
 
 
-def test_content_decides_the_name() -> None:
+def test_digest_depends_on_each_part() -> None:
     assert cache.digest([b"a", b"bc"]) == cache.digest([b"a", b"bc"])
     assert cache.digest([b"a", b"bc"]) != cache.digest([b"ab", b"c"])
 
 
-def test_every_image_has_a_recipe() -> None:
+def test_every_image_has_a_package_list() -> None:
     for name in catalogue.IMAGES:
         assert (layers.FOLDER / (f"{name}.packages" if name == "base" else f"{name}.txt")).exists()
 
 
-def test_an_image_is_the_same_twice(tmp_path: Path) -> None:
+def test_image_archives_are_reproducible(tmp_path: Path) -> None:
     layer = tmp_path / "layer.tar"
     layer.write_bytes(b"content")
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""NetworkPolicies in the lab: the rules they come to, and that they hold."""
+"""Enforcement of NetworkPolicies in the lab."""
 
 from typing import Any
 
@@ -36,17 +36,17 @@ def rules(*policies: dict[str, Any], of: dict[str, Any] = DEMO) -> list[str]:
     return [line.strip() for line in ruleset(of, policies, WORLD).splitlines() if "saddr" in line or "dport" in line]
 
 
-def test_whom_no_policy_selects_everyone_reaches() -> None:
+def test_pod_without_a_policy_has_no_rules() -> None:
     assert ruleset(FRIEND, [policy()], WORLD) == ""
 
 
-def test_labels_mean_pods_of_the_policy_s_own_namespace() -> None:
+def test_pod_selector_selects_in_the_policys_namespace() -> None:
     by_label = {"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}
     node, friend = rules(policy(by_label))
     assert "10.0.0.254" in node and friend == "ip saddr { 10.0.0.2 } accept"
 
 
-def test_namespaces_and_ports() -> None:
+def test_namespace_selectors_and_ports() -> None:
     other = {"namespaceSelector": {"matchLabels": {"name": ELSEWHERE}}, "podSelector": {}}
     assert rules(policy({"from": [other], "ports": [{"port": 80}, {"port": 81}]}))[1:] == [
         "ip saddr { 10.0.0.3 } tcp dport { 80, 81 } accept"
@@ -65,7 +65,7 @@ def test_namespaces_and_ports() -> None:
     ],
     ids=["address", "name of a port", "egress", "expression"],
 )
-def test_what_is_not_enforced_is_an_error(wrong: dict[str, Any]) -> None:
+def test_unsupported_policy_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(LabError, match="enforce"):
         ruleset(DEMO, [wrong], WORLD)
 
@@ -78,7 +78,7 @@ def start(kube: Kube, name: str, *command: str) -> dict[str, Any]:
     return kube.await_ready(f"app={name}", 1)[0]
 
 
-def test_a_policy_holds_and_ends(kube: Kube, enforced: None) -> None:
+def test_policy_is_enforced_until_it_is_deleted(kube: Kube, enforced: None) -> None:
     address = start(kube, "demo", "python3", "-m", "http.server", "8000")["status"]["podIP"]
     for name in ("friend", "other"):
         start(kube, name, "sleep", "600")
@@ -87,12 +87,12 @@ def test_a_policy_holds_and_ends(kube: Kube, enforced: None) -> None:
         line = f"timeout 2 bash -c 'echo > /dev/tcp/{address}/8000' && echo yes || echo no"
         return kube.kubectl("exec", name, "--", "bash", "-c", line).strip() == "yes"
 
-    until("the server serves", lambda: reaches("other"), 60, 0.2)
+    until("the server answers", lambda: reaches("other"), 60, 0.2)
     made = policy({"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]})
     kube.apply(
         {**made, "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "only-friends"}}
     )
-    until("the stranger is shut out", lambda: not reaches("other"), 60, 0.2)
-    until("the friend comes in", lambda: reaches("friend"), 60, 0.2)
+    until("other pods cannot connect", lambda: not reaches("other"), 60, 0.2)
+    until("the selected pod can connect", lambda: reaches("friend"), 60, 0.2)
     kube.kubectl("delete", "networkpolicy/only-friends")
-    until("all may come in again", lambda: reaches("other"), 60, 0.2)
+    until("all pods can connect again", lambda: reaches("other"), 60, 0.2)

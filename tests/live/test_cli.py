@@ -1,4 +1,4 @@
-"""The command line as users have it: real processes, pipes and terminals. Almost all on the toy engine."""
+"""The command line with real processes, pipes and terminals, mostly with the toy engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = 90
 
 
 def oars(*args: str, code: int = 0, text: str | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and check its exit code."""
+    """Run a command and check its exit code."""
     env = {**os.environ, **environ}
     stdin: dict[str, Any] = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
     done = subprocess.run([OARS, *args], capture_output=True, text=True, timeout=SECONDS, env=env, **stdin)
@@ -35,7 +35,7 @@ def oars(*args: str, code: int = 0, text: str | None = None, **environ: str) -> 
 
 
 def begin(*args: str) -> subprocess.Popen[str]:
-    """Start a command in a session of its own, as a shell's background job."""
+    """Start a command in a new session."""
     pipe = subprocess.PIPE
     return subprocess.Popen([OARS, *args], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
@@ -43,7 +43,7 @@ def begin(*args: str) -> subprocess.Popen[str]:
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert time.monotonic() < deadline, "timed out waiting for a condition"
         time.sleep(0.02)
 
 
@@ -76,10 +76,10 @@ def script(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-# the life of a cluster
+# life cycle
 
 
-def test_from_up_to_down() -> None:
+def test_life_cycle_from_up_to_down() -> None:
     up = oars("up", "demo", *TOY, "--workers", "2", "-o", "json")
     assert json.loads(up.stdout)["phase"] == "Ready"
     assert "oars shell demo" in up.stderr
@@ -99,7 +99,7 @@ def test_from_up_to_down() -> None:
     oars("status", "demo", code=3)
 
 
-def test_tables_and_names(demo: str) -> None:
+def test_output_formats(demo: str) -> None:
     head, row = oars("ls").stdout.splitlines()
     assert head.split()[:5] == ["NAME", "ENGINE", "PLACE", "PHASE", "WORKERS"]
     assert row.split()[:5] == ["demo", "toy", "local", "Ready", "2/2"]
@@ -109,7 +109,7 @@ def test_tables_and_names(demo: str) -> None:
     assert "worker-1  Ready" in oars("status", demo).stdout
 
 
-def test_a_file_and_options(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(
         "apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nmetadata: {name: filed}\n"
@@ -125,7 +125,7 @@ def test_a_file_and_options(tmp_path: Path) -> None:
         oars("down", "filed", "-q")
 
 
-def test_a_killed_worker_shows_in_why(demo: str) -> None:
+def test_why_reports_a_killed_worker(demo: str) -> None:
     victim = status(demo)["members"][1]["pid"]
     os.kill(victim, signal.SIGKILL)
     until(lambda: status(demo)["members"][1]["pid"] not in (victim, None) and status(demo)["phase"] == "Ready")
@@ -133,7 +133,7 @@ def test_a_killed_worker_shows_in_why(demo: str) -> None:
     assert [cause["reason"] for cause in json.loads(oars("why", demo, "-o", "json").stdout)] == ["Replaced"]
 
 
-def test_a_killed_keeper_is_replaced_by_the_next_command(demo: str, own_state: Path) -> None:
+def test_next_command_replaces_a_killed_keeper(demo: str, own_state: Path) -> None:
     before = [member["pid"] for member in status(demo)["members"]]
     [keeper] = _processes(str(own_state / "clusters/demo"))
     os.kill(keeper, signal.SIGKILL)
@@ -143,7 +143,7 @@ def test_a_killed_keeper_is_replaced_by_the_next_command(demo: str, own_state: P
 
 
 def _processes(word: str) -> list[int]:
-    """Those with that very word in their command line."""
+    """Return the processes with this argument in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -154,7 +154,7 @@ def _processes(word: str) -> list[int]:
     return found
 
 
-def test_down_stops_many_and_tells_what_is_not_there() -> None:
+def test_down_stops_several_clusters_and_reports_missing_ones() -> None:
     for name in ("one", "two"):
         oars("up", name, *TOY, "-q", "--workers", "1")
     done = oars("down", "one", "nix", "two", "-o", "name", code=3)
@@ -163,42 +163,42 @@ def test_down_stops_many_and_tells_what_is_not_there() -> None:
     assert oars("ls", "-o", "name").stdout == ""
 
 
-# what fails leaves nothing
+# failures leave nothing behind
 
 
-def test_a_cluster_that_crashes_is_explained_and_removed() -> None:
-    done = oars("up", "bad", *TOY, "--workers", "2", "--set", "options.crash=1", code=1)
-    assert "worker-1 dies again and again" in done.stderr
+def test_up_explains_a_crash_and_removes_the_cluster() -> None:
+    done = oars("up", "bad", *TOY, "--workers", "2", "--set", "toy.crash='1'", code=1)
+    assert "worker-1 keeps dying" in done.stderr
     assert "No module named 'missing_thing'" in done.stderr
-    assert "was taken away again" in done.stderr
+    assert "was removed again" in done.stderr
     assert done.stdout == ""
     oars("status", "bad", code=3)
 
 
-def test_a_cluster_that_is_late_is_removed() -> None:
+def test_up_removes_the_cluster_after_a_timeout() -> None:
     done = oars("up", "late", *TOY, "--timeout", "10ms", code=4)
-    assert "error: The cluster 'late' is not as wanted in time" in done.stderr
+    assert "error: Timed out after" in done.stderr
     oars("status", "late", code=3)
 
 
-def test_of_two_with_one_name_one_wins() -> None:
+def test_only_one_of_two_clusters_gets_the_name() -> None:
     both = [begin("up", "twin", *TOY, "--workers", "1", "-q", "-o", "name") for _ in range(2)]
     outputs = [process.communicate(timeout=SECONDS) for process in both]
     assert sorted(process.returncode for process in both) == [0, 1]
     assert sorted(out for out, _ in outputs) == ["", "twin\n"]
-    assert any("A cluster called 'twin' is there already." in err for _, err in outputs)
+    assert any("Cluster 'twin' exists already." in err for _, err in outputs)
     assert status("twin")["phase"] == "Ready"
     oars("down", "twin", "-q")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_during_up_removes_what_was_begun(number: signal.Signals, code: int, own_state: Path) -> None:
+def test_signal_during_up_removes_the_cluster(number: signal.Signals, code: int, own_state: Path) -> None:
     process = begin("up", "half", *TOY, "--workers", "3", "--set", "workers[0].env.TOY_WAIT='600'")
     until(lambda: (own_state / "clusters/half/report.json").exists())
     process.send_signal(number)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == code, err
-    assert "The cluster 'half' was taken away again." in err
+    assert "Cluster 'half' was removed again." in err
     assert out == ""
     assert not (own_state / "clusters/half").exists()
 
@@ -208,24 +208,24 @@ BAD = [
     ([*TOY, "--workers", "-1"], 2, "spec.workers[0].replicas must be at least 0, not -1."),
     ([*TOY, "--workers", "1000000"], 2, "spec.workers[0].replicas must be at most"),
     ([*TOY, "--cpu", "0"], 2, "'0' processors: must be more than 0"),
-    ([*TOY, "--memory", "12"], 2, "(was the unit forgotten?)"),
+    ([*TOY, "--memory", "12"], 2, "(is the unit missing?)"),
     ([*TOY, "--memory", "900Ti"], 2, "but this machine has only"),
     ([*TOY, "--place", "moon"], 2, "There is no place 'moon'"),
     ([*TOY, "--set", "head.cpux=1"], 2, "--set head.cpux=1: spec.head.cpux is not a known field; did you mean 'cpu'?"),
-    ([*TOY, "--set", "nonsense"], 2, "is not of the form path=value"),
-    ([*TOY, "--name", "Not_A_Label"], 2, "'Not_A_Label' is no valid name"),
+    ([*TOY, "--set", "nonsense"], 2, "expected path=value"),
+    ([*TOY, "--name", "Not_A_Label"], 2, "'Not_A_Label' is not a valid name"),
     (["-f", "nix.yaml"], 3, "There is no file nix.yaml."),
 ]
 
 
 @pytest.mark.parametrize(("args", "code", "said"), BAD, ids=[said[:30] for _, _, said in BAD])
-def test_bad_input(args: list[str], code: int, said: str, own_state: Path) -> None:
+def test_invalid_options_are_rejected(args: list[str], code: int, said: str, own_state: Path) -> None:
     name = () if "--name" in args else ("demo",)
     done = oars("up", *name, *args, code=code)
-    lines = [line for line in done.stderr.splitlines() if line != "demo: starting"]  # shown on a slow machine
+    lines = [line for line in done.stderr.splitlines() if line != "demo: starting"]  # printed if the machine is slow
     assert lines[0].startswith("error: ")
     assert said in lines[0]
-    assert len(lines) >= 2, "it must also say what to do"
+    assert len(lines) >= 2, "the hint is missing"
     assert done.stdout == ""
     assert not list(own_state.glob("clusters/*"))
 
@@ -233,19 +233,19 @@ def test_bad_input(args: list[str], code: int, said: str, own_state: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("spec: [", ":2:1: a value is missing, or a bracket is opened and never closed."),
+        ("spec: [", ":2:1: a value is missing, or a bracket is never closed."),
         ("apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nspec:\n  engine: toy\n  wokers: 3\n",
          ":5:3: spec.wokers is not a known field; did you mean 'workers'?"),
         ("", " is empty."),
     ],
 )  # fmt: skip
-def test_bad_files(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_files_are_rejected(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     assert f"{path}{said}" in oars("up", "-f", str(path), code=2).stderr
 
 
-def test_a_state_directory_that_cannot_be_written(own_state: Path) -> None:
+def test_unwritable_state_directory_is_reported(own_state: Path) -> None:
     own_state.touch()
     done = oars("up", "demo", *TOY, code=1)
     assert f"error: The state directory {own_state} cannot be written" in done.stderr
@@ -254,23 +254,23 @@ def test_a_state_directory_that_cannot_be_written(own_state: Path) -> None:
     oars("ls", code=1)
 
 
-def test_a_missing_script(own_state: Path) -> None:
+def test_missing_script_is_reported(own_state: Path) -> None:
     done = oars("run", *TOY, "nix.py", code=3)
     assert done.stderr.startswith("error: There is no script 'nix.py'.")
     assert not own_state.exists()
 
 
-def test_a_package_that_does_not_exist(own_state: Path, tmp_path: Path) -> None:
+def test_unknown_package_is_reported(own_state: Path, tmp_path: Path) -> None:
     package = "oars-has-no-such-package"
     done = oars("up", "demo", "--engine", "dask", "--package", package, code=1, OARS_CACHE_DIR=str(tmp_path / "cache"))
     assert package in done.stderr
     assert not list(own_state.glob("clusters/*"))
 
 
-# programs that use it
+# programs that use a cluster
 
 
-def test_run_passes_everything_through(script: Callable[[str], str]) -> None:
+def test_run_forwards_arguments_output_and_exit_code(script: Callable[[str], str]) -> None:
     path = script(
         "import os, sys, oars\n"
         "sys.stdout.buffer.write(b'\\x00raw\\n')\n"
@@ -287,7 +287,7 @@ def test_run_passes_everything_through(script: Callable[[str], str]) -> None:
     assert oars("ls", "-o", "name").stdout == ""
 
 
-def test_run_reads_stdin_and_tells_of_signals(script: Callable[[str], str]) -> None:
+def test_run_forwards_stdin_and_signals(script: Callable[[str], str]) -> None:
     path = script("import os, sys\nprint(sys.stdin.read().upper(), flush=True)\nos.kill(os.getpid(), 9)\n")
     assert oars("run", *TOY, "--workers", "0", path, text="hello", code=137).stdout == "HELLO\n"
 
@@ -296,7 +296,7 @@ SLEEPER = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_script_and_cluster(number: int, code: int, script: Callable[[str], str]) -> None:
+def test_signal_stops_script_and_cluster(number: int, code: int, script: Callable[[str], str]) -> None:
     process = begin("run", *TOY, "--workers", "1", script(SLEEPER))
     assert process.stdout is not None
     pid = int(process.stdout.readline())
@@ -307,7 +307,7 @@ def test_a_signal_stops_script_and_cluster(number: int, code: int, script: Calla
     assert oars("ls", "-o", "name").stdout == ""
 
 
-def test_a_killed_run_leaves_neither_script_nor_cluster(script: Callable[[str], str], own_state: Path) -> None:
+def test_killed_run_leaves_nothing_behind(script: Callable[[str], str], own_state: Path) -> None:
     process = begin("run", *TOY, "--workers", "2", script(SLEEPER))
     assert process.stdout is not None
     pid = int(process.stdout.readline())
@@ -325,7 +325,7 @@ def test_shell_and_exec(demo: str) -> None:
     assert "There is no program 'nixda'." in oars("exec", demo, "--", "nixda", code=3).stderr
 
 
-def test_logs(demo: str) -> None:
+def test_logs_of_all_and_of_one_member(demo: str) -> None:
     lines = oars("logs", demo).stdout.splitlines()
     assert "[head] toy head starts" in lines
     assert "[worker-1] toy worker worker-1 starts" in lines
@@ -351,7 +351,7 @@ def test_logs_are_followed_until_the_cluster_is_gone(demo: str) -> None:
     assert (following.returncode, err) == (0, "")
 
 
-def test_a_closed_pipe_is_silent(demo: str) -> None:
+def test_closed_pipe_causes_no_error(demo: str) -> None:
     command = f"{OARS} logs {demo} -f | head -1; {OARS} ls | head -1"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=SECONDS)
     assert done.stderr == ""
@@ -362,7 +362,7 @@ def test_a_closed_pipe_is_silent(demo: str) -> None:
 
 
 def on_terminal(args: Sequence[str], send: dict[str, str] | None = None, **environ: str) -> tuple[int, str]:
-    """Run on a pseudo-terminal; what is to be sent goes out when its key shows up. Exit code and all output."""
+    """Run on a pseudo-terminal; return exit code and output. `send` maps expected output to the keys to type."""
     waiting, output = dict(send or {}), ""
     pid, terminal = pty.fork()
     if pid == 0:
@@ -373,14 +373,14 @@ def on_terminal(args: Sequence[str], send: dict[str, str] | None = None, **envir
             try:
                 output += os.read(terminal, 65536).decode(errors="replace")
             except OSError:
-                break  # Linux' way to say that the other side is closed
+                break  # Linux reports a closed terminal as an error
         for key in [key for key in waiting if key in output]:
             os.write(terminal, waiting.pop(key).encode())
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output
 
 
-def test_a_terminal_shows_progress_and_colour() -> None:
+def test_terminal_shows_progress_and_colour() -> None:
     code, shown = on_terminal([OARS, "up", "demo", *TOY, "--workers", "2"])
     assert code == 0
     assert re.search(r"\r\x1b\[K. demo: .* \(\d+ s\)", shown)
@@ -391,7 +391,7 @@ def test_a_terminal_shows_progress_and_colour() -> None:
     oars("down", "demo", "-q")
 
 
-def test_ctrl_c_on_a_terminal_reaches_the_script_once(script: Callable[[str], str]) -> None:
+def test_ctrl_c_reaches_the_script_once(script: Callable[[str], str]) -> None:
     path = script(
         "import time\ntry:\n    print('begun', flush=True)\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    time.sleep(1)\n    print('tidied up')\n"
@@ -402,19 +402,19 @@ def test_ctrl_c_on_a_terminal_reaches_the_script_once(script: Callable[[str], st
     assert "Interrupted." in shown
 
 
-def test_an_interactive_shell(demo: str) -> None:
+def test_interactive_shell(demo: str) -> None:
     keys = {">>> ": "print('found', len(client.workers()))\n", "found 2": "exit()\n"}
     code, shown = on_terminal([OARS, "shell", demo], keys, PYTHON_COLORS="0")
     assert code == 0
     assert "demo: toy at toy://127.0.0.1" in shown
-    assert "`client` is connected" in shown
+    assert "`client` is a toy client." in shown
 
 
 # a real engine
 
 
-def test_a_dask_script_in_its_own_words(tmp_path: Path) -> None:
-    """The workers find the modules beside the script, though we stand elsewhere."""
+def test_dask_script_imports_modules_from_its_directory(tmp_path: Path) -> None:
+    """Workers find the modules in the script's directory, which is not the current one."""
     (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
     path = tmp_path / "script.py"
     path.write_text(
@@ -426,7 +426,7 @@ def test_a_dask_script_in_its_own_words(tmp_path: Path) -> None:
     assert done.stdout == "90\n"
 
 
-def test_a_dask_shell() -> None:
+def test_dask_shell() -> None:
     oars("up", "demo", "--engine", "dask", "--workers", "1", "-q")
     try:
         assert oars("shell", "demo", text="print(client.submit(sum, range(5)).result())").stdout == "10\n"

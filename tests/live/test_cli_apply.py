@@ -1,4 +1,4 @@
-"""`oars apply`, `diff` and `dashboard` on this machine, as users have them: real processes, the toy engine."""
+"""`oars apply`, `diff` and `dashboard` with local clusters of the toy engine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ spec:
 """
 
 
-def test_from_a_file_to_a_cluster_and_on(tmp_path: Path) -> None:
+def test_apply_creates_and_changes_a_cluster(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE)
     described = ("-f", str(path))
     assert "filed" in oars("diff", *described, code=1).stdout
     assert "filed is ready after" in oars("apply", *described).stderr
     try:
-        assert oars("diff", *described).stdout == "filed is as described.\n"
+        assert oars("diff", *described).stdout == "filed matches the spec.\n"
         more = ("--set", "workers.b.replicas=3", "--workers", "0")
         told = oars("apply", *described, *more)
         assert "added: The group 'b' changes from 1 to 3 workers." in told.stderr
@@ -39,5 +39,5 @@ def test_from_a_file_to_a_cluster_and_on(tmp_path: Path) -> None:
         oars("down", "filed", "-q")
 
 
-def test_the_page_of_the_engine(demo: str) -> None:
+def test_dashboard_prints_the_url(demo: str) -> None:
     assert oars("dashboard", demo, "--no-open").stdout == f"{status(demo)['endpoints']['dashboard']}\n"

@@ -1,4 +1,4 @@
-"""What Oars promises of Dask in particular, on real clusters. Drivers run in Dask's own environment."""
+"""Dask-specific behaviour with real clusters. Drivers run in Dask's environment."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def program(body: str, functions: str = "") -> str:
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert time.monotonic() < deadline, "timed out waiting for a condition"
         time.sleep(0.05)
 
 
@@ -55,7 +55,7 @@ def draining(cluster: Cluster) -> bool:
 
 
 class TestDrain:
-    def test_a_running_task_ends_where_it_is_and_queued_ones_go_elsewhere(self) -> None:
+    def test_drain_lets_running_tasks_finish_and_moves_queued_ones(self) -> None:
         source = program(
             """
 with tempfile.TemporaryDirectory() as directory:
@@ -82,13 +82,13 @@ def log(path, number, end):
             cluster.scale(1)
             until(lambda: draining(cluster))
             time.sleep(1.5)
-            assert len(members(cluster)) == 4, "workers went while their tasks ran"
+            assert len(members(cluster)) == 4, "workers were removed while their tasks ran"
             driver.tell()
             until(lambda: len(members(cluster)) == 2)
             assert driver.expect("runs:") == "runs: 33", "a task was run twice"
 
-    def test_copies_on_two_workers_that_go_together(self) -> None:
-        """A second copy is no help if it goes as well. The one who stays is the one who holds most."""
+    def test_draining_two_workers_keeps_data_that_only_they_hold(self) -> None:
+        """Both copies are on workers that are removed. The worker with the most data stays."""
         source = program("""
 a, b, c = (address for _, address in sorted(workers().items()))
 client.amm.stop()
@@ -107,7 +107,7 @@ print("there:", both.result() == b"y" * 1000, flush=True)
             driver.tell()
             assert driver.expect("there:").endswith("True")
 
-    def test_the_last_worker_stays_while_it_holds_results(self) -> None:
+    def test_last_worker_is_kept_while_it_holds_results(self) -> None:
         source = program("""
 held = client.submit(bytes, 1_000_000, pure=False)
 wait(held)
@@ -125,7 +125,7 @@ input()
             assert driver.expect("there:").endswith("True")
             until(lambda: members(cluster) == {"head"})
 
-    def test_an_actor_keeps_its_worker_unless_forced(self) -> None:
+    def test_worker_with_an_actor_is_kept_unless_forced(self) -> None:
         source = program(
             """
 counter = client.submit(Counter, actor=True).result()
@@ -158,7 +158,7 @@ class Counter:
             driver.tell()
             driver.expect("lost:")
 
-    def test_more_workers_wanted_again_while_one_drains(self) -> None:
+    def test_scaling_up_during_a_drain_keeps_the_worker(self) -> None:
         source = program(
             """
 with tempfile.TemporaryDirectory() as directory:
@@ -169,7 +169,7 @@ with tempfile.TemporaryDirectory() as directory:
     open(os.path.join(directory, "end"), "w").close()
     wait(busy)
 input()
-time.sleep(1.5)  # whoever emptied a worker that counts as ready has begun by now
+time.sleep(1.5)  # a drain of a worker that is reported as ready would have started by now
 used = client.gather([client.submit(lambda: get_worker().name, workers=[a], pure=False) for a in workers().values()])
 print("used:", len(set(used)), flush=True)
 """,
@@ -191,7 +191,7 @@ def nap(directory, number):
             driver.tell()
             assert driver.expect("used:").endswith("2")
 
-    def test_an_array_that_is_being_rearranged_comes_out_right(self) -> None:
+    def test_scaling_down_during_a_rechunk_gives_the_right_result(self) -> None:
         source = program("""
 import numpy
 import dask.array as da
@@ -210,7 +210,7 @@ print("right:", numpy.allclose(total, (y + 1).sum(axis=1)), flush=True)
 
 
 class TestHeadLost:
-    def test_an_executor_fails_what_is_in_flight_and_works_again(self) -> None:
+    def test_executor_fails_pending_calls_and_works_after_a_head_loss(self) -> None:
         source = """
 import time, oars
 from oars.base.errors import ClusterLost
@@ -241,7 +241,7 @@ if __name__ == "__main__":
 
 
 class TestWorkers:
-    def test_twins_draw_different_random_numbers(self) -> None:
+    def test_forked_workers_draw_different_random_numbers(self) -> None:
         source = program("""
 def draw():
     import random, uuid, numpy
@@ -252,7 +252,7 @@ print("different:", all(len(set(column)) == 3 for column in zip(*drawn)), flush=
         with dask(3) as cluster:
             assert "different: True" in run_driver(cluster, source)
 
-    def test_sizes_resources_and_configuration_are_as_asked(self) -> None:
+    def test_workers_have_the_given_sizes_resources_and_configuration(self) -> None:
         groups = [
             {"name": "default", "replicas": 1, "cpu": 2, "memory": "600Mi", "resources": {"disk": 2}},
             {"name": "big", "replicas": 1, "cpu": 1, "memory": "1Gi", "gpu": 1},
@@ -275,7 +275,7 @@ print({offload(), client.run_on_scheduler(offload), *client.run(offload).values(
             assert told[1:] == ["['big-0', 'worker-0']", "{3}"]
             assert "distributed.worker - INFO" not in cluster.logs("worker-0")
 
-    def test_one_that_outgrows_its_memory_is_replaced_and_it_is_said(self) -> None:
+    def test_worker_that_exceeds_its_memory_is_replaced_and_reported(self) -> None:
         source = program(
             """
 try:
@@ -296,8 +296,8 @@ except Exception as error:
 
 
 class TestSecurity:
-    def test_strangers_are_refused(self) -> None:
-        """Without the cluster's certificate, and without encryption."""
+    def test_clients_without_the_certificate_are_refused(self) -> None:
+        """Neither without the cluster's certificate nor without encryption."""
         source = """
 import asyncio, os
 address = os.environ.pop("DASK_SCHEDULER_ADDRESS")
@@ -315,14 +315,14 @@ print("strangers:", asyncio.run(knock("tls")), asyncio.run(knock("tcp")))
         with dask(1) as cluster:
             assert "strangers: refused refused" in run_driver(cluster, source)
 
-    def test_plain_tcp_where_it_is_asked_for(self) -> None:
+    def test_tls_can_be_disabled(self) -> None:
         source = program('print("sum", client.submit(sum, [1, 2]).result(60), client.scheduler.address[:6])')
         with dask(1, dask={"protocol": "tcp"}) as cluster:
             assert "sum 3 tcp://" in run_driver(cluster, source)
             assert cluster.address.startswith("tcp://127.0.0.1:")
 
 
-def test_logs_of_a_good_start_hold_no_warnings() -> None:
+def test_logs_of_a_successful_start_contain_no_warnings() -> None:
     with dask(3) as cluster:
         text = cluster.logs()
         assert "Registered to" in text

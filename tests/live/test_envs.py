@@ -1,4 +1,4 @@
-"""Environments built for real, with a package of one file; and what happens when building goes wrong."""
+"""Build real environments with a one-file package; failures while building."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prepare(tmp_path: Path, said: list[str]) -> Prepare:
 
 @pytest.fixture
 def slow_uv(tmp_path: Path) -> Iterator[Path]:
-    """A uv that makes half an environment, leaves its process id, and then takes for ever."""
+    """A fake uv that creates an incomplete environment, writes its pid, and then hangs."""
     script = tmp_path / "slow-uv"
     script.write_text(
         f"""#!/bin/sh
@@ -71,12 +71,12 @@ esac
 def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not what():
-        assert time.monotonic() < until, "waited too long"
+        assert time.monotonic() < until, "timed out waiting for a condition"
         time.sleep(0.02)
 
 
 def alive(pid_file: Path) -> bool:
-    """Not before its number is written: the file is there a moment earlier, and /proc itself has a `stat`."""
+    """Wait until the pid is in the file: an empty file exists a moment earlier."""
     try:
         pid = pid_file.read_text().strip()
         state = Path(f"/proc/{pid}/stat").read_text() if pid else ""
@@ -89,7 +89,7 @@ def left(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "envs").iterdir())
 
 
-def test_built_once_then_used(
+def test_environment_is_built_once(
     prepare: Prepare, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = prepare()
@@ -104,16 +104,26 @@ def test_built_once_then_used(
     assert list(env.python.parents[1].rglob("__pycache__/natsort*.pyc"))
 
 
-def test_the_engine_of_the_running_python_keeps_its_version(prepare: Prepare) -> None:
-    here = Needs("iniconfig", ("iniconfig",), ("iniconfig==2.0.0",))
+def test_environment_has_the_supported_version_although_this_python_has_another(prepare: Prepare) -> None:
+    pinned = Needs("iniconfig", ("iniconfig",), ("iniconfig==2.0.0",))
     assert version("iniconfig") != "2.0.0"
-    env = prepare(here, "natsort")
+    env = prepare(pinned)
+    assert env.version == "2.0.0" and env.key
+
+
+def test_packages_can_pin_another_version_of_the_engine(prepare: Prepare, said: list[str]) -> None:
+    env = prepare(Needs("natsort", ("natsort",), ("natsort==8.4.0",)), "natsort==8.3.1")
+    assert env.version == "8.3.1" and said[0].startswith("warning: `packages` selects natsort 8.3.1 instead of 8.4.0")
+
+
+def test_environment_with_packages_has_the_engine_of_the_running_python(prepare: Prepare) -> None:
+    env = prepare(Needs("iniconfig", ("iniconfig",), ("iniconfig>=1",)), "natsort")
     assert env.version == version("iniconfig") and env.key
     info = cache.look(env.python.parents[1])
     assert info is not None and info.packages == ("natsort",)
 
 
-def test_built_without_isolation_after_what_it_needs(prepare: Prepare, tmp_path: Path) -> None:
+def test_package_without_build_isolation_is_built_after_its_dependencies(prepare: Prepare, tmp_path: Path) -> None:
     source = tmp_path / "tiny"
     source.mkdir()
     (source / "tiny.py").write_text("")
@@ -126,7 +136,7 @@ def test_built_without_isolation_after_what_it_needs(prepare: Prepare, tmp_path:
     assert prepare(Needs("tiny", ("tiny",), (str(source),), build_requirements=tools)).version == "0.0.0"
 
 
-def test_a_damaged_one_is_built_again(prepare: Prepare) -> None:
+def test_damaged_environment_is_rebuilt(prepare: Prepare) -> None:
     env = prepare()
     assert not env.cached, "the running Python must not be damaged: the package must be one that it lacks"
     next(env.python.parents[1].rglob("natsort/__init__.py")).unlink()
@@ -134,7 +144,7 @@ def test_a_damaged_one_is_built_again(prepare: Prepare) -> None:
     subprocess.run([env.python, "-c", "import natsort"], timeout=30, check=True)
 
 
-def test_several_processes_build_it_once(tmp_path: Path) -> None:
+def test_concurrent_processes_build_once(tmp_path: Path) -> None:
     builders = [
         subprocess.Popen([sys.executable, "-c", CHILD, tmp_path], stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -148,18 +158,20 @@ def test_several_processes_build_it_once(tmp_path: Path) -> None:
     [
         (("oars-no-such-package-xyz",), "there is no package 'oars-no-such-package-xyz'"),
         (("colorama==99.0",), "no colorama==99.0"),
-        (("natsort==8.3.1",), "cannot be installed together"),
+        (("natsort==8.3.1", "natsort==8.2.0"), "cannot be installed together"),
         (("bad name!!",), "'bad name!!' is not a package requirement"),
     ],
 )
-def test_packages_that_cannot_be(prepare: Prepare, tmp_path: Path, packages: tuple[str, ...], words: str) -> None:
+def test_unsatisfiable_packages_are_reported(
+    prepare: Prepare, tmp_path: Path, packages: tuple[str, ...], words: str
+) -> None:
     with pytest.raises(EnvironmentFailed) as caught:
         prepare(NATSORT, *packages)
     assert words in caught.value.message and caught.value.hint and caught.value.details
     assert left(tmp_path) == []
 
 
-def test_no_network(prepare: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_network_is_reported(prepare: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in {
         "UV_INDEX_URL": "http://127.0.0.1:9/simple",
         "UV_HTTP_RETRIES": "0",
@@ -171,50 +183,50 @@ def test_no_network(prepare: Prepare, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert left(tmp_path) == []
 
 
-def test_an_engine_that_does_not_bring_its_modules(prepare: Prepare, tmp_path: Path) -> None:
+def test_missing_engine_module_is_reported(prepare: Prepare, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFailed, match="installed without no_such_module"):
         prepare(Needs("natsort", ("no_such_module",), ("natsort==8.4.0",)))
     assert left(tmp_path) == []
 
 
-def test_no_python_that_fits(prepare: Prepare) -> None:
+def test_missing_python_version_is_reported(prepare: Prepare) -> None:
     with pytest.raises(EnvironmentFailed, match="needs Python <3"):
         prepare(Needs("natsort", ("natsort",), ("natsort",), python="<3"))
 
 
-def test_another_python_on_the_machine_is_found(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_python_on_the_machine_is_found(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
-    running = f"=={sys.version.split('.')[0]}.{sys.version.split('.')[1]}"
+    running = f"=={sys.version.split('.')[0]}.{sys.version.split('.')[1]}.*"
     env = prepare(Needs("natsort", ("natsort",), ("natsort==8.4.0",), python=running))
     assert env.version == "8.4.0"
     monkeypatch.setattr(program, "run", None)  # the second time uv is not asked
     assert prepare(Needs("natsort", ("natsort",), ("natsort==8.4.0",), python=running)).cached
 
 
-def test_a_deadline(
+def test_build_times_out(
     prepare: Prepare, slow_uv: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "QUIET", 0.3)
-    with pytest.raises(TimedOut, match=r"not ready after \d+ s; it was still resolving"):
+    monkeypatch.setattr(program, "QUIET_SECONDS", 0.3)
+    with pytest.raises(TimedOut, match=r"Timed out after \d+ s building the toy environment: it was still resolving"):
         prepare(uv=str(slow_uv), timeout=10.0)
     assert not alive(tmp_path / "pid") and left(tmp_path) == []
     assert any("downloading all of it" in line for line in said)
     assert any("still resolving" in line for line in said)
 
 
-def test_waiting_for_another_has_a_deadline(prepare: Prepare, tmp_path: Path, said: list[str]) -> None:
+def test_waiting_for_another_build_times_out(prepare: Prepare, tmp_path: Path, said: list[str]) -> None:
     env = prepare()
     cache.erase(env.python.parents[1])
     path = tmp_path / "envs" / f"{env.key}.lock"
     held = cache.lock(path)
     assert held is not None
-    with pytest.raises(TimedOut, match="waiting for another oars process"):
+    with pytest.raises(TimedOut, match="waiting for another Oars process"):
         prepare(timeout=5.0)
     cache.unlock(held, path)
-    assert any(line.startswith("waiting for another oars process that builds the toy") for line in said)
+    assert any(line.startswith("waiting for another Oars process that builds the toy") for line in said)
 
 
-def test_called_off_from_another_thread(slow_uv: Path, tmp_path: Path) -> None:
+def test_build_can_be_cancelled_from_another_thread(slow_uv: Path, tmp_path: Path) -> None:
     environments = Environments(tmp_path, str(slow_uv))
     caught: list[OarsError] = []
 
@@ -234,7 +246,9 @@ def test_called_off_from_another_thread(slow_uv: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_or_killed(prepare: Prepare, slow_uv: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_build_leaves_nothing_behind(
+    prepare: Prepare, slow_uv: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, tmp_path, slow_uv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

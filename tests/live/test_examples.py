@@ -1,4 +1,4 @@
-"""Every folder of examples/ is run, the way its first lines say."""
+"""Run every example as its docstring says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BY_DEMO = ("dask-array-mean", "ray-two-hops")  # which runs them over and over
 
 
 def outcome(*command: str, seconds: float = 360.0) -> str:
-    """Standard output of a program that must end well."""
+    """Run a program that must succeed and return its standard output."""
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
     )
@@ -35,23 +35,22 @@ def outcome(*command: str, seconds: float = 360.0) -> str:
     return done.stdout
 
 
-def test_every_folder_is_run() -> None:
+def test_every_example_has_a_test() -> None:
     folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith(("_", "."))}
     assert folders == {*RUN, *ALONE, *BY_DEMO}
 
 
 @pytest.mark.parametrize("folder", sorted(RUN))
-def test_run(folder: str) -> None:
+def test_example(folder: str) -> None:
     options, result = RUN[folder]
     printed = outcome(OARS, "run", *options, str(EXAMPLES / folder / "main.py"))
     assert printed.splitlines()[-1] == result
 
 
-def test_notebook() -> None:
+def test_notebook_example() -> None:
     assert outcome(sys.executable, str(EXAMPLES / "notebook/main.py")).splitlines()[-1] == "sum 328350 workers 1"
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_demo() -> None:
     header, *rows = outcome(sys.executable, str(EXAMPLES / "demo/demo.py"), seconds=880).splitlines()

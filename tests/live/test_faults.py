@@ -1,5 +1,5 @@
-"""What must hold when things go wrong, on real processes. The toy engine makes each case quick; the contract of
-oars.testing repeats the important ones on the real engines."""
+"""Failures with real processes of the toy engine, which starts quickly. The contract in oars.testing repeats the
+important cases with real engines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from oars import Cluster
+from oars.base import codec
 from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
-from oars.places.ledger import read_ledger, write_json, write_ledger
 from oars.places.local import process
 from oars.places.local.store import ClusterDir
+from oars.places.process.ledger import read_ledger, write_json, write_ledger
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
 from oars.spec.status import Phase
@@ -43,10 +44,10 @@ def directory(own_state: Path) -> ClusterDir:
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> float:
-    """How long it took; an error if it took too long."""
+    """Wait for a condition; return the seconds it took."""
     start = time.monotonic()
     while not condition():
-        assert time.monotonic() - start < seconds, "the condition did not come true in time"
+        assert time.monotonic() - start < seconds, "timed out waiting for a condition"
         time.sleep(0.01)
     return time.monotonic() - start
 
@@ -69,7 +70,7 @@ def keeper_pid(directory: ClusterDir) -> int:
 
 
 def content(path: Path) -> bytes:
-    """Nothing, if it went while we looked: processes end, and keepers replace their files."""
+    """Return a file's content, or nothing if it has just disappeared."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -81,7 +82,7 @@ def start_script(code: str) -> subprocess.Popen[str]:
 
 
 class TestHealing:
-    def test_a_killed_worker_is_replaced_and_the_reason_shown(self, toy: Cluster) -> None:
+    def test_killed_worker_is_replaced_and_the_reason_is_reported(self, toy: Cluster) -> None:
         before = pids(toy)
         kill(before["worker-1"])
         until(lambda: pids(toy)["worker-1"] not in (None, before["worker-1"]))
@@ -92,7 +93,7 @@ class TestHealing:
         assert cause.reason == "Replaced" and "worker-1 was killed by SIGKILL" in cause.message
         assert pids(toy)["worker-0"] == before["worker-0"]
 
-    def test_a_killed_head_comes_back_at_the_same_address_with_all_workers(self, toy: Cluster) -> None:
+    def test_killed_head_is_replaced_at_the_same_address_with_all_workers(self, toy: Cluster) -> None:
         before, address = pids(toy), toy.address
         kill(before["head"])
         until(lambda: pids(toy).get("head") not in (None, before["head"]))
@@ -101,11 +102,11 @@ class TestHealing:
         assert set(toy.client().workers()) == {"worker-0", "worker-1"}
         assert not set(pids(toy).values()) & set(before.values())
 
-    def test_one_that_dies_at_once_backs_off_and_degrades_the_cluster(self) -> None:
-        spec = {"engine": "toy", "workers": 2, "options": {"crash": "3"}}
+    def test_crash_loop_backs_off_and_degrades_the_cluster(self) -> None:
+        spec = {"engine": "toy", "workers": 2, "toy": {"crash": "3"}}
         with Cluster(_spec(spec), timeout="60s") as cluster:
             cluster.scale(4)
-            with pytest.raises(StartFailed, match="dies again and again") as caught:
+            with pytest.raises(StartFailed, match="keeps dying") as caught:
                 cluster.wait(timeout="90s")
             assert "missing_thing" in str(caught.value) and "packages" in caught.value.hint
             until(lambda: cluster.status().ready == 3)
@@ -114,25 +115,25 @@ class TestHealing:
             cluster.scale(3)
             assert cluster.wait(timeout="60s").phase is Phase.READY
 
-    def test_a_cluster_that_cannot_start_says_why_and_is_taken_away(self, own_state: Path) -> None:
+    def test_cluster_that_cannot_start_is_explained_and_removed(self, own_state: Path) -> None:
         with pytest.raises(StartFailed) as caught:
-            Cluster(_spec({"engine": "toy", "workers": 2, "options": {"crash": "0"}}), timeout="60s")
-        assert "worker-0 dies again and again" in caught.value.message
+            Cluster(_spec({"engine": "toy", "workers": 2, "toy": {"crash": "0"}}), timeout="60s")
+        assert "worker-0 keeps dying" in caught.value.message
         assert any("missing_thing" in line for line in caught.value.details)
         assert list((own_state / "clusters").iterdir()) == []
 
-    def test_a_wait_that_ends_in_vain_says_what_it_waited_for(self) -> None:
+    def test_wait_timeout_names_what_is_missing(self) -> None:
         spec = _spec({"engine": "toy", "workers": [{"replicas": 1, "env": {"TOY_WAIT": "300"}}], "minReady": 0})
         with Cluster(spec, timeout="60s") as cluster:
             until(lambda: any("worker-0 to join" in cause.message for cause in cluster.why()))
             with pytest.raises(OarsError) as caught:
                 cluster.wait(timeout="10s")
         assert caught.value.exit_code == 4
-        assert "0 of 1 workers are ready" in caught.value.message and "worker-0" in caught.value.message
+        assert "0 of 1 workers ready" in caught.value.message and "worker-0" in caught.value.message
         assert any("toy worker worker-0 starts" in line for line in caught.value.details)
 
 
-def test_text_of_a_user_that_looks_like_a_template_reaches_the_members_as_it_is() -> None:
+def test_user_values_are_not_expanded_as_templates() -> None:
     said = {"PATH_X": "$(HOME)/bin", "TEXT": "$$(host)"}
     with Cluster(_spec({"engine": "toy", "workers": 1, "env": said}), timeout="60s") as cluster:
         for pid in pids(cluster).values():
@@ -141,7 +142,7 @@ def test_text_of_a_user_that_looks_like_a_template_reaches_the_members_as_it_is(
 
 
 class TestScaling:
-    def test_what_the_victims_hold_is_still_there(self, toy: Cluster) -> None:
+    def test_data_of_removed_workers_is_kept(self, toy: Cluster) -> None:
         client = toy.client()
         client.put("worker-0", "a")
         client.put("worker-1", "b")
@@ -150,7 +151,7 @@ class TestScaling:
         (left,) = client.workers().values()
         assert sorted(left["items"]) == ["a", "b"]
 
-    def test_a_worker_that_cannot_be_emptied_is_kept_until_forced(self, toy: Cluster) -> None:
+    def test_worker_that_cannot_be_drained_is_kept_until_forced(self, toy: Cluster) -> None:
         client = toy.client()
         for name in ("worker-0", "worker-1"):
             client.put(name, "pinned")
@@ -162,7 +163,7 @@ class TestScaling:
         toy.wait(timeout="60s")
         assert len(client.workers()) == 1
 
-    def test_groups_scale_by_themselves(self) -> None:
+    def test_groups_scale_independently(self) -> None:
         spec = _spec({"engine": "toy", "workers": [{"replicas": 1}, {"name": "gpu", "replicas": 0}]})
         with Cluster(spec, timeout="60s") as cluster:
             cluster.scale(2, group="gpu")
@@ -186,22 +187,22 @@ class TestOwners:
         return not processes(state) and not list((state / "clusters").iterdir())
 
     def _ended_with(self, state: Path) -> None:
-        """Its owner saw to it; the last files and the keeper itself go a moment later."""
+        """The owner stopped the cluster; the keeper and its last files disappear a moment later."""
         assert not ClusterDir(state / "clusters/demo").exists
         until(lambda: self._all_gone(state))
 
-    def test_a_killed_owner_leaves_nothing(self, own_state: Path) -> None:
+    def test_cluster_stops_when_its_owner_is_killed(self, own_state: Path) -> None:
         with self._run("input()") as script:
             script.kill()
         until(lambda: self._all_gone(own_state))
 
     @pytest.mark.parametrize("then", ["", "del c", "c.close()", "raise SystemExit(3)", "1/0"])
-    def test_every_way_out_stops_it(self, own_state: Path, then: str) -> None:
+    def test_cluster_stops_when_its_owner_exits(self, own_state: Path, then: str) -> None:
         with self._run(then) as script:
             script.communicate(timeout=60)
         self._ended_with(own_state)
 
-    def test_ctrl_c_while_it_starts(self, own_state: Path) -> None:
+    def test_ctrl_c_during_start_leaves_nothing_behind(self, own_state: Path) -> None:
         script = start_script(
             "from oars import Cluster; Cluster('toy', workers=2, name='demo', timeout='60s'); input()"
         )
@@ -211,7 +212,7 @@ class TestOwners:
             script.wait(60)
         until(lambda: self._all_gone(own_state))
 
-    def test_a_fork_of_the_owner_does_not_stop_it(self, own_state: Path) -> None:
+    def test_exit_of_a_forked_child_does_not_stop_the_cluster(self, own_state: Path) -> None:
         fork = "import os; pid = os.fork();\nif pid == 0: raise SystemExit\n"
         fork += "os.waitpid(pid, 0); print(c.status().phase, flush=True)"
         with self._run(fork) as script:
@@ -230,9 +231,7 @@ class TestOwners:
 
 
 class TestKeeper:
-    def test_a_killed_keeper_changes_nothing_and_is_replaced_by_the_next_command(
-        self, toy: Cluster, directory: ClusterDir
-    ) -> None:
+    def test_killed_keeper_is_replaced_and_members_keep_running(self, toy: Cluster, directory: ClusterDir) -> None:
         before, first = pids(toy), keeper_pid(directory)
         os.kill(first, signal.SIGKILL)
         until(lambda: process.start_of(first) is None)
@@ -241,7 +240,7 @@ class TestKeeper:
         assert toy.status().phase is Phase.READY
         assert keeper_pid(directory) != first
 
-    def test_what_died_while_no_keeper_was_there_is_healed(self, toy: Cluster, directory: ClusterDir) -> None:
+    def test_member_that_died_without_a_keeper_is_replaced(self, toy: Cluster, directory: ClusterDir) -> None:
         before, first = pids(toy), keeper_pid(directory)
         os.kill(first, signal.SIGKILL)
         until(lambda: process.start_of(first) is None)
@@ -250,13 +249,13 @@ class TestKeeper:
         assert pids(toy)["worker-0"] != before["worker-0"]
         assert pids(toy)["worker-1"] == before["worker-1"]
 
-    def test_its_memory_is_small(self, toy: Cluster, directory: ClusterDir) -> None:
+    def test_keeper_uses_little_memory(self, toy: Cluster, directory: ClusterDir) -> None:
         text = (process.PROC / str(keeper_pid(directory)) / "status").read_text()
         (line,) = (line for line in text.splitlines() if line.startswith("VmRSS"))
         assert int(line.split()[1]) < 60 * 1024
 
-    def test_a_cluster_of_before_the_reboot_harms_nobody(self, toy: Cluster, directory: ClusterDir) -> None:
-        """A ledger of dead processes whose ids belong to strangers by now."""
+    def test_ledger_from_before_a_reboot_kills_no_other_process(self, toy: Cluster, directory: ClusterDir) -> None:
+        """The pids in the ledger belong to other processes now."""
         stranger = subprocess.Popen(["sleep", "60"])
         try:
             _pretend_reboot(directory, stranger.pid, toy)
@@ -269,8 +268,8 @@ class TestKeeper:
             stranger.kill()
             stranger.wait()
 
-    def test_a_reused_process_id_is_not_taken_for_a_member(self, toy: Cluster, directory: ClusterDir) -> None:
-        """The same, in the same boot: the id of a dead worker has gone to somebody else."""
+    def test_reused_pid_is_not_taken_for_a_member(self, toy: Cluster, directory: ClusterDir) -> None:
+        """The same within one boot: another process has the pid of a dead worker."""
         first, victim = keeper_pid(directory), pids(toy)["worker-0"]
         os.kill(first, signal.SIGKILL)
         kill(victim)
@@ -288,9 +287,23 @@ class TestKeeper:
             stranger.wait()
 
 
+def test_damaged_ledger_is_reported_and_the_cluster_can_be_stopped(toy: Cluster, directory: ClusterDir) -> None:
+    marked_pids = pids_without_keeper(directory)
+    kill(keeper_pid(directory))
+    directory.ledger_file.write_text("{")
+    status = toy.status()
+    assert (
+        status.phase is Phase.FAILED
+        and "ledger" in status.message
+        and "oars down" in toy.why()[0].message + toy.why()[0].hint
+    )
+    toy.stop()
+    assert not directory.exists and not any(process.start_of(pid) for pid in marked_pids)
+
+
 class TestManyAtOnce:
-    @pytest.mark.long
-    def test_thirty_clusters_six_at_a_time(self, own_state: Path) -> None:
+    @pytest.mark.parametrize("count", [6, pytest.param(30, marks=pytest.mark.long)])
+    def test_clusters_started_at_the_same_time_share_nothing(self, own_state: Path, count: int) -> None:
         ports: list[set[int]] = []
         lock = threading.Lock()
 
@@ -304,10 +317,10 @@ class TestManyAtOnce:
                 return cluster.status().ready
 
         with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(one, range(30))) == [2] * 30
+            assert list(pool.map(one, range(count))) == [2] * count
         assert list((own_state / "clusters").iterdir()) == []
 
-    def test_of_two_with_the_same_name_one_wins(self, own_state: Path) -> None:
+    def test_only_one_of_several_clusters_gets_the_name(self, own_state: Path) -> None:
         def attempt(_: int) -> Cluster | NameInUse:
             try:
                 return Cluster("toy", workers=1, name="same", timeout="60s")
@@ -323,12 +336,12 @@ class TestManyAtOnce:
 
 
 class TestPrivacy:
-    def test_files_are_for_the_owner_only(self, toy: Cluster, own_state: Path) -> None:
+    def test_files_are_readable_by_the_owner_only(self, toy: Cluster, own_state: Path) -> None:
         for path in own_state.rglob("*"):
             if not path.is_symlink() and not path.is_socket():
                 assert mode(path) & 0o077 == 0, f"{path} can be read by others"
 
-    def test_secrets_are_in_files_only(self, toy: Cluster, directory: ClusterDir) -> None:
+    def test_secrets_are_only_in_files(self, toy: Cluster, directory: ClusterDir) -> None:
         token = (directory.secrets / "token").read_text()
         for pid in pids(toy).values():
             for name in ("cmdline", "environ"):
@@ -338,7 +351,9 @@ class TestPrivacy:
 
 
 class TestDisk:
-    def test_a_full_disk_is_told_and_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_full_disk_is_reported_and_leaves_nothing_behind(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         small = tmp_path / "small"
         small.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=True)
@@ -353,7 +368,7 @@ class TestDisk:
             subprocess.run(["umount", str(small)], check=True)
 
 
-def test_logs_of_one_of_all_and_as_they_come(toy: Cluster) -> None:
+def test_logs_of_one_and_all_members_can_be_followed(toy: Cluster) -> None:
     assert toy.logs("worker-0") == "toy worker worker-0 starts"
     assert "[head] toy head starts" in toy.logs()
     lines = toy.logs("head", follow=True)
@@ -365,7 +380,7 @@ def test_logs_of_one_of_all_and_as_they_come(toy: Cluster) -> None:
 
 
 def mode(path: Path) -> int:
-    """Nothing is allowed to anybody, if it went while we looked."""
+    """Return the mode of a file; 0 if it has just disappeared."""
     try:
         return path.stat().st_mode
     except FileNotFoundError:
@@ -377,19 +392,19 @@ def _spec(data: dict[str, object]) -> ClusterSpec:
 
 
 def _pretend_reboot(directory: ClusterDir, stranger: int, cluster: Cluster) -> None:
-    """Kill everything, then give the ledger another boot and a stranger's process id."""
+    """Kill all members, then write another boot and another process's pid into the ledger."""
     os.kill(keeper_pid(directory), signal.SIGKILL)
     for pid in pids_without_keeper(directory):
         with suppress(ProcessLookupError):  # a zygote ends with its keeper
             os.kill(pid, signal.SIGKILL)
-    intent = directory.read_intent()
-    write_json(directory.intent_file, asdict(replace(intent, boot="an-earlier-boot")))
+    record = directory.read()
+    write_json(directory.record_file, codec.dump(replace(record, boot="an-earlier-boot")))
     book = json.loads(directory.ledger_file.read_text())
-    for entry in book["entries"]:
+    for entry in book["entries"].values():
         entry["pid"], entry["boot"] = stranger, "an-earlier-boot"
     write_json(directory.ledger_file, book)
 
 
 def pids_without_keeper(directory: ClusterDir) -> list[int]:
-    mark = directory.read_intent().mark
+    mark = directory.read().mark
     return [found.identity.pid for found in process.marked(mark)]

@@ -1,4 +1,4 @@
-"""A cluster is the one that was made, not its name, on real processes."""
+"""A handle belongs to one cluster, not to a name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from oars.spec.status import Phase
 pytestmark = pytest.mark.live
 
 
-def test_a_cluster_that_got_the_name_of_an_older_one_is_a_strangers() -> None:
-    """A program slept while somebody stopped its cluster and made another: it neither uses nor stops that one."""
+def test_handle_does_not_touch_a_newer_cluster_with_the_same_name() -> None:
+    """Another process has replaced the program's cluster: the program neither uses nor stops the new one."""
     with Cluster("toy", workers=1, name="demo", timeout="60s") as mine:
         Cluster.attach("demo").stop()
         with Cluster("toy", workers=1, name="demo", timeout="60s") as theirs:

@@ -1,5 +1,5 @@
-"""What is Ray's own, on real processes: its token, its sizes, its actors, its driver in a process that lives on.
-What all engines must do is in tests/contract."""
+"""Ray-specific behaviour with real processes: token, sizes, actors, reconnecting drivers. tests/contract covers what
+all engines have in common."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def start(name: str, **fields: Any) -> Cluster:
 def until(condition: Callable[[], object], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)  # asking is the only way to know
+        assert time.monotonic() < deadline, "timed out waiting for a condition"
+        time.sleep(0.05)
 
 
 def answered(cluster: Cluster, path: str, token: str = "", method: str = "GET") -> int:
-    """The dashboard's answer: the HTTP status."""
+    """Return the HTTP status of a dashboard page; 0 if it does not answer."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"{cluster.dashboard_link}{path}", method=method, headers=headers)
     try:
@@ -49,18 +49,18 @@ def answered(cluster: Cluster, path: str, token: str = "", method: str = "GET") 
         error.close()
         return error.code
     except (OSError, http.client.HTTPException):
-        return 0  # it is not up yet: nobody waits for it
+        return 0  # not up yet: a cluster is ready before its dashboard
 
 
 def commands(directory: ClusterDir) -> str:
-    return "\n".join(command_of(found.identity.pid) for found in marked(directory.read_intent().mark))
+    return "\n".join(command_of(found.identity.pid) for found in marked(directory.read().mark))
 
 
 class TestOneCluster:
     @pytest.fixture(scope="class")
     @classmethod
     def state(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        """A path longer than a Unix socket's may be."""
+        """A path longer than the limit for Unix sockets."""
         state, before = tmp_path_factory.mktemp("ray") / ("deep-" * 20) / "state", files()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OARS_STATE_DIR", str(state))
@@ -78,7 +78,7 @@ class TestOneCluster:
         with start("one", workers=groups) as cluster:
             yield cluster
 
-    def test_each_worker_has_the_size_and_the_labels_it_was_given(self, cluster: Cluster) -> None:
+    def test_workers_have_the_given_sizes_and_labels(self, cluster: Cluster) -> None:
         source = "import json, ray; ray.init(log_to_driver=False); print('nodes', json.dumps(ray.nodes()))"
         (line,) = [line for line in run_driver(cluster, source) if line.startswith("nodes")]
         nodes = {node["NodeName"]: node for node in json.loads(line.removeprefix("nodes "))}
@@ -90,7 +90,7 @@ class TestOneCluster:
         assert small["Labels"]["zone"] == "b" and small["Labels"]["oars.dev/group"] == "other"
         assert "CPU" not in head["Resources"]
 
-    def test_without_the_token_nobody_gets_in(self, cluster: Cluster, state: Path) -> None:
+    def test_requests_without_the_token_are_refused(self, cluster: Cluster, state: Path) -> None:
         token = (ClusterDir(state / "clusters/one").secrets / "token").read_text().strip()
         until(lambda: answered(cluster, "/api/jobs/", token) == 200, 60)
         assert answered(cluster, "/api/jobs/") == 401
@@ -100,7 +100,7 @@ class TestOneCluster:
         source = """
 import os
 os.environ["RAY_AUTH_TOKEN"] = "x" * 64
-os.environ["RAY_NUM_REDIS_GET_RETRIES"] = "1"  # it would ask for 20 seconds
+os.environ["RAY_NUM_REDIS_GET_RETRIES"] = "1"  # instead of retrying for 20 seconds
 import ray
 try:
     ray.init(log_to_driver=False)
@@ -109,7 +109,7 @@ except BaseException as error:
 """
         assert any(line.startswith("refused") for line in run_driver(cluster, source))
 
-    def test_an_actor_keeps_its_worker(self, cluster: Cluster) -> None:
+    def test_worker_with_an_actor_is_kept(self, cluster: Cluster) -> None:
         source = """
 import ray
 ray.init(log_to_driver=False)
@@ -135,8 +135,8 @@ print("count", ray.get(counter.add.remote()), flush=True)
         cluster.scale(1, group="other")
         cluster.wait(timeout="60s")
 
-    def test_a_process_that_lives_on_hears_of_a_lost_head_and_connects_again(self, cluster: Cluster) -> None:
-        """Left to itself Ray would end the process, or let it wait for ever."""
+    def test_driver_gets_an_error_for_a_lost_head_and_can_reconnect(self, cluster: Cluster) -> None:
+        """Ray alone would exit the process or wait forever."""
         source = """
 import time
 import oars
@@ -173,7 +173,7 @@ print("again", ray.get(ray.remote(lambda: 7).remote(), timeout=60), flush=True)
             assert program.end() == 0
 
 
-def test_one_process_and_two_clusters_with_tokens_of_their_own(own_state: Path) -> None:
+def test_one_process_can_use_two_clusters_with_different_tokens(own_state: Path) -> None:
     source = """
 import os, sys
 from oars import Cluster
@@ -200,7 +200,7 @@ for name in ("first", "second", "first"):
     assert any(line.startswith("refused") for line in lines)
 
 
-def test_alone_the_head_works_and_what_is_switched_off_is_not_there(own_state: Path) -> None:
+def test_head_without_workers_runs_tasks_and_disabled_parts_are_off(own_state: Path) -> None:
     with start("alone", workers=0, ray={"dashboard": False, "auth": "none"}) as cluster:
         directory = ClusterDir(own_state / "clusters/alone")
         assert "token" not in [path.name for path in directory.secrets.iterdir()]

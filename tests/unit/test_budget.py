@@ -77,7 +77,7 @@ def test_the_driver_s_half_needs_no_pydantic() -> None:
 
 
 def test_public_names_are_those_of_all() -> None:
-    assert sorted(oars._HOMES) == sorted(oars.__all__)
+    assert sorted(oars._MODULES) == sorted(oars.__all__)
     for name in oars.__all__:
         assert getattr(oars, name).__name__ == name
     with pytest.raises(AttributeError, match="Clustr"):

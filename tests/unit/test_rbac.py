@@ -1,4 +1,4 @@
-"""Rights and the installation: tables, the commands that print them, and the chart."""
+"""RBAC roles and the installation: the tables, the commands that print them, and the chart."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from oars.kube.kinds import Kind
 from oars.operator import NAME, NAMESPACE, manifests, rbac
 from oars.operator.manifests import InstallOptions
 from oars.operator.rbac import Rule, Subject
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 
 CHART = Path(__file__).parents[2] / "deploy/helm/oars"
 ANN = Subject("User", "ann")
@@ -33,7 +34,7 @@ def printed(command: Any, *words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_no_rule_is_wider_than_it_says(rule: Rule) -> None:
+def test_rules_have_no_wildcards_and_no_privileged_verbs(rule: Rule) -> None:
     assert "*" not in (rule.group, *rule.resources, *rule.verbs)
     assert rule.why
     assert len(set(rule.verbs)) == len(rule.verbs)
@@ -47,31 +48,31 @@ def test_secrets_are_never_listed(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_right_is_for_something_that_oars_asks_for(rule: Rule) -> None:
-    known = {kind.plural for kind in vars(kinds).values() if isinstance(kind, Kind)}
+def test_rules_name_only_kinds_that_oars_uses(rule: Rule) -> None:
+    known = {COMPUTE_CLUSTER.plural, *(kind.plural for kind in vars(kinds).values() if isinstance(kind, Kind))}
     assert {resource.partition("/")[0] for resource in rule.resources} <= known
 
 
-def test_nobody_asks_for_replica_sets() -> None:
-    """Deployments say themselves why they make no pods."""
+def test_replica_sets_are_not_needed() -> None:
+    """The conditions of Deployments explain missing pods."""
     assert not [rule for table in TABLES.values() for rule in table if "replicasets" in rule.resources]
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_apply_needs_both_of_its_verbs(rule: Rule) -> None:
-    """Server-side apply that creates is asked for both; only a Lease (its name bound) has them apart."""
-    applied = {"pods/exec", "pods/portforward", "leases"}
-    if "create" in rule.verbs and not applied & set(rule.resources):
+def test_rules_that_apply_have_both_verbs(rule: Rule) -> None:
+    """Server-side apply of a new object needs both; the operator's Lease has separate rules for them."""
+    not_applied = {"pods/exec", "pods/portforward", "leases"}
+    if "create" in rule.verbs and not not_applied & set(rule.resources):
         assert "patch" in rule.verbs
 
 
-def test_a_cluster_may_end_itself_only_by_rights_that_its_maker_has() -> None:
-    """Kubernetes lets nobody grant what he does not have: the watcher's Role reads a Lease and deletes a ConfigMap."""
+def test_client_has_the_permissions_that_it_grants_to_the_cluster() -> None:
+    """Otherwise Kubernetes rejects the Role that reads the Lease and deletes the ConfigMap."""
     held = {(resource, verb) for rule in rbac.DIRECT for resource in rule.resources for verb in rule.verbs}
     assert {("leases", "get"), ("configmaps", "delete"), ("configmaps", "get")} <= held
 
 
-def test_a_role_is_bound_where_it_is() -> None:
+def test_role_and_binding_have_the_same_namespace() -> None:
     role, binding = rbac.direct_role("team", ANN)
     assert role["kind"] == "Role"
     assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "team"
@@ -79,13 +80,13 @@ def test_a_role_is_bound_where_it_is() -> None:
     assert binding["subjects"] == [{"kind": "User", "name": "ann", "apiGroup": rbac.API}]
 
 
-def test_minimal_has_no_optional_rule() -> None:
+def test_minimal_role_has_no_optional_rules() -> None:
     whole, least = (rbac.direct_role("team", ANN, minimal=flag)[0]["rules"] for flag in (False, True))
     assert [rule for rule in whole if rule not in least]
     assert not [rule for rule in least if rbac.why(rule).startswith("optional")]
 
 
-def test_an_operator_of_some_namespaces_has_rights_in_these_alone() -> None:
+def test_operator_of_some_namespaces_has_no_cluster_role() -> None:
     objects = rbac.operator_roles("oars-system", ("a", "b"), nodes=False)
     assert {obj["kind"] for obj in objects} == {"Role", "RoleBinding"}
     assert {obj["metadata"]["namespace"] for obj in objects} == {"oars-system", "a", "b"}
@@ -105,33 +106,33 @@ def test_an_operator_of_some_namespaces_has_rights_in_these_alone() -> None:
         (["--mode", "operator", "-n", "team"], rbac.operator_roles(NAMESPACE, ("team",))),
     ],
 )
-def test_the_command_prints_the_roles(words: list[str], expected: list[dict[str, Any]]) -> None:
+def test_command_prints_the_roles(words: list[str], expected: list[dict[str, Any]]) -> None:
     assert printed(rbac_command, *words) == expected
 
 
-def test_the_command_gives_the_reasons() -> None:
+def test_command_prints_the_reasons() -> None:
     text = CliRunner().invoke(rbac_command, []).stdout
     assert all(f"{rule.why}\n" in text for rule in rbac.DIRECT)
 
 
-def test_two_subjects_are_refused() -> None:
+def test_two_subjects_are_rejected() -> None:
     result = CliRunner().invoke(rbac_command, ["--user", "a", "--group", "b"])
     assert "Several" in str(result.exception)
 
 
-def test_the_installation_comes_in_order() -> None:
+def test_objects_are_installed_in_order() -> None:
     kinds = [obj["kind"] for obj in manifests.install(InstallOptions())]
     assert kinds[:3] == ["Namespace", "CustomResourceDefinition", "ServiceAccount"]
     assert kinds[-1] == "Deployment"
 
 
-def test_the_command_prints_the_installation() -> None:
+def test_command_prints_the_manifests() -> None:
     words = ("-n", "ops", "--image", "i:1", "--replicas", "3", "--watch", "a", "--watch", "b", "--pull-secret", "s")
     options = InstallOptions(namespace="ops", image="i:1", replicas=3, watch_namespaces=("a", "b"), pull_secrets=("s",))
     assert printed(operator, "manifests", *words) == manifests.install(options)
 
 
-def test_the_pods_are_locked_down() -> None:
+def test_operator_pods_are_restricted() -> None:
     pod = manifests.deployment(InstallOptions())["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -139,7 +140,7 @@ def test_the_pods_are_locked_down() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_the_operator_understands_its_arguments() -> None:
+def test_run_command_accepts_the_container_arguments() -> None:
     container = manifests.deployment(InstallOptions(watch_namespaces=("a",)))["spec"]["template"]["spec"]["containers"]
     program, *words = container[0]["command"]
     assert (program, words) == ("oars", ["operator", "run"])
@@ -149,7 +150,7 @@ def test_the_operator_understands_its_arguments() -> None:
     assert given["identity"] == "$(POD_NAME)"
 
 
-def test_everything_belongs_to_the_operator() -> None:
+def test_objects_have_the_namespace_and_label_of_the_operator() -> None:
     for obj in manifests.install(InstallOptions(namespace="ops")):
         assert obj["metadata"].get("namespace", "ops") == "ops"
         assert obj["metadata"]["labels"]["app.kubernetes.io/part-of"] == "oars"
@@ -157,14 +158,14 @@ def test_everything_belongs_to_the_operator() -> None:
     assert account == NAME
 
 
-def test_the_chart_is_current() -> None:
+def test_chart_is_up_to_date() -> None:
     done = subprocess.run(
         [sys.executable, str(CHART / "generate.py"), "--check"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_the_chart_knows_all_its_values() -> None:
+def test_chart_schema_has_all_values() -> None:
     import json
 
     schema = json.loads((CHART / "values.schema.json").read_text())
@@ -174,10 +175,12 @@ def test_the_chart_knows_all_its_values() -> None:
     assert values["resources"] == manifests.RESOURCES
 
 
-def test_the_image_of_the_lab_has_what_oars_needs() -> None:
+def test_lab_image_has_the_dependencies_of_oars() -> None:
     import tomllib
 
     root = Path(__file__).parents[2]
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["project"]["dependencies"]
-    asked = {line for line in (root / "lab/images/operator.in").read_text().splitlines() if not line.startswith("#")}
-    assert asked == {each for each in wanted if not each.startswith("uv")}
+    installed = {
+        line for line in (root / "lab/images/operator.in").read_text().splitlines() if not line.startswith("#")
+    }
+    assert installed == {each for each in wanted if not each.startswith(("uv", "packaging"))}

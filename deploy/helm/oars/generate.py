@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 import oars
+from oars import engines
 from oars.operator import manifests, rbac
 from oars.operator.manifests import InstallOptions
 
@@ -71,7 +72,7 @@ def files() -> dict[Path, str]:
 
 def crd() -> str:
     """Kept when the chart goes: with it would go all clusters."""
-    made = manifests.definition(RELEASE)
+    made = manifests.definition(RELEASE, engines.BUILT_IN)
     made["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep"
     return f"{NOTE}{{{{- if .Values.crds.install }}}}\n{documents([made])}{{{{- end }}}}\n"
 
@@ -79,9 +80,9 @@ def crd() -> str:
 def rights() -> str:
     """Everywhere, or in each watched namespace."""
     account = rbac.Subject("ServiceAccount", "oars-operator", "{{ $.Release.Namespace }}")
-    everywhere = rbac.granted("oars-operator", rbac.OPERATOR, account)
-    watched = rbac.granted("oars-operator", rbac.OPERATOR, account, WATCHED)
-    nodes = rbac.granted("oars-operator-nodes", (rbac.NODES,), account)
+    everywhere = rbac.role_and_binding("oars-operator", rbac.OPERATOR, account)
+    watched = rbac.role_and_binding("oars-operator", rbac.OPERATOR, account, WATCHED)
+    nodes = rbac.role_and_binding("oars-operator-nodes", (rbac.NODES,), account)
     return "".join([
         NOTE,
         "{{- range .Values.watchNamespaces }}\n---\n", documents(watched), "{{- else }}\n---\n", documents(everywhere),

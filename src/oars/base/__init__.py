@@ -1,1 +1,1 @@
-"""What everything stands on: errors, logging, settings, small async helpers. Knows nothing of clusters."""
+"""Foundations of all packages: errors, logging, settings, codec, rate limiting. Knows nothing about clusters."""

@@ -1,26 +1,10 @@
-"""The exception tree. Every error says what happened and what to do; each has the exit code of the command line.
-
-OarsError                1   something failed
-├── UsageError           2   the call itself is wrong
-│   └── SpecError        2   the cluster's description is wrong (knows the path and the place in the file)
-├── NotFound             3   no such cluster, member, file
-│   └── Replaced         3   the cluster is gone, and another one has its name
-├── TimedOut             4   a deadline passed (carries why and the log lines that matter)
-├── Denied               5   a right is missing
-├── NameInUse            1   a cluster of that name exists
-├── StartFailed          1   a cluster or process did not start
-├── EngineMissing        1   this Python cannot import the engine
-├── EnvironmentFailed    1   an engine environment could not be built
-├── EngineUnreachable    1   the running head does not answer
-├── ClusterLost          1   the cluster went away while it was in use
-└── Interrupted        130   Ctrl-C
-"""
+"""The exceptions of Oars. Every error says what happened and what to do; `exit_code` is that of the command line."""
 
 from __future__ import annotations
 
 
 class OarsError(Exception):
-    """Something failed. `message` is one sentence; `hint` says what to do; `details` are lines worth showing."""
+    """Something failed. `message` is one sentence, `hint` says what to do, `details` are log lines and the like."""
 
     exit_code = 1
 
@@ -45,38 +29,38 @@ class UsageError(OarsError):
 
 
 class SpecError(UsageError):
-    """The description of a cluster is wrong; the message names the path and, for files, line and column."""
+    """The cluster spec is invalid; the message names the path and, for files, line and column."""
 
 
 class NotFound(OarsError):
-    """No such cluster, member or file."""
+    """There is no such cluster, member or file."""
 
     exit_code = 3
 
 
 class Replaced(NotFound):
-    """The cluster was removed, and its name is another's by now. To that one nothing is done."""
+    """The cluster was deleted, and another one has its name. The other one is not touched."""
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"The cluster {name!r} is gone, and another one has its name.", "Connect anew to use the other one."
+            f"The cluster {name!r} was deleted, and another one has its name.", "Connect again to use the other one."
         )
 
 
 class TimedOut(OarsError):
-    """A deadline passed; `details` hold the log lines that matter."""
+    """A deadline passed; `details` are the relevant log lines."""
 
     exit_code = 4
 
 
 class Denied(OarsError):
-    """A right is missing, in the file system or in the cluster."""
+    """A permission is missing, in the file system or in Kubernetes."""
 
     exit_code = 5
 
 
 class NameInUse(OarsError):
-    """A cluster of that name exists already."""
+    """A cluster of that name already exists."""
 
 
 class StartFailed(OarsError):
@@ -88,7 +72,7 @@ class EngineMissing(OarsError):
 
 
 class VersionMismatch(OarsError):
-    """This Python, or the engine in it, is of another version than the cluster's."""
+    """This Python or its engine has another version than the cluster."""
 
 
 class EnvironmentFailed(OarsError):
@@ -100,7 +84,7 @@ class EngineUnreachable(OarsError):
 
 
 class ClusterLost(OarsError):
-    """The cluster went away while it was in use."""
+    """The cluster disappeared while in use."""
 
 
 class Interrupted(OarsError):

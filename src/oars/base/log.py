@@ -1,11 +1,11 @@
-"""Logging: a constant message and key=value pairs, with secrets masked."""
+"""Logging: constant messages with key=value fields; secrets are masked."""
 
 from __future__ import annotations
 
 import logging
 import re
 
-_SECRET = re.compile(r"(?i)(token|password|secret|key)=(\S+)")
+_SECRET = re.compile(r"(?i)(token|password|secret|\w+_key)=(\S+)")
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -19,7 +19,7 @@ def pairs(message: str, **values: object) -> str:
 
 
 def log_to_file(path: str) -> None:
-    """For the keeper: its own log, beside the members' ones."""
+    """Write all logs to a file; used by the keeper."""
     logging.basicConfig(
         filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
     )

@@ -1,4 +1,4 @@
-"""What the surroundings say, read once at the front door and handed down. Nothing below reads os.environ."""
+"""Settings from the environment. Entry points read them once and pass them down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """Where Oars keeps its state and its caches."""
+    """Directories for state and caches."""
 
     state_dir: Path
     cache_dir: Path
@@ -18,10 +18,6 @@ class Settings:
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Settings:
         home = Path(environ.get("HOME") or "/")
-        state = environ.get("OARS_STATE_DIR") or _below(environ, "XDG_STATE_HOME", home / ".local/state")
-        cache = environ.get("OARS_CACHE_DIR") or _below(environ, "XDG_CACHE_HOME", home / ".cache")
+        state = environ.get("OARS_STATE_DIR") or Path(environ.get("XDG_STATE_HOME") or home / ".local/state", "oars")
+        cache = environ.get("OARS_CACHE_DIR") or Path(environ.get("XDG_CACHE_HOME") or home / ".cache", "oars")
         return cls(state_dir=Path(state).absolute(), cache_dir=Path(cache).absolute(), home=home)
-
-
-def _below(environ: Mapping[str, str], variable: str, default: Path) -> Path:
-    return Path(environ.get(variable) or default) / "oars"

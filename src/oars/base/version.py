@@ -1,3 +1,3 @@
-"""Which Oars this is. Here, so that every layer may know it."""
+"""The version of Oars."""
 
 VERSION = "0.1.0"

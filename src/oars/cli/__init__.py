@@ -1,1 +1,1 @@
-"""The command line. One module per command, loaded when it is called; stdout is data, stderr is progress."""
+"""The command line: parses, calls the service, prints."""

@@ -1,11 +1,11 @@
-"""`oars completion`: the script that makes a shell complete our commands, options and cluster names."""
+"""`oars completion`: print a script for completion of commands, options and names."""
 
 from __future__ import annotations
 
 import click
 from click.shell_completion import get_completion_class
 
-from oars.cli import show
+from oars.cli.output import write
 
 VARIABLE = "_OARS_COMPLETE"
 
@@ -24,4 +24,4 @@ def completion(shell: str) -> None:
     assert found is not None
     root = click.get_current_context().find_root().command
     complete = found(root, {}, "oars", VARIABLE)
-    show.write(complete.source_template % complete.source_vars())
+    write(complete.source_template % complete.source_vars())

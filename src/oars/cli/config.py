@@ -1,4 +1,4 @@
-"""`oars config show`: the settings in effect, and where they come from."""
+"""`oars config show`: show the settings in effect and their sources."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from oars.base.settings import Settings
-from oars.cli import show
-from oars.cli.show import Column, output_option
+from oars.cli.output import Column, emit, output_option, table
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,10 @@ def config() -> None:
 @config.command("show")
 @output_option
 def show_config(output: str) -> None:
-    """Show every setting, its value and the variable it comes from."""
+    """Show every setting with its value and the environment variable that sets it."""
     found = settings(os.environ)
-    show.emit(output, [asdict(each) for each in found], [s.name for s in found],
-              lambda wide: show.table(found, COLUMNS, wide))  # fmt: skip
+    names = [setting.name for setting in found]
+    emit(output, [asdict(each) for each in found], names, lambda wide: table(found, COLUMNS, wide))
 
 
 def settings(environ: Mapping[str, str]) -> list[Setting]:
@@ -61,5 +60,5 @@ def _switch(environ: Mapping[str, str], name: str, variable: str, meaning: str) 
 
 
 def _source(environ: Mapping[str, str], *variables: str) -> str:
-    """The first variable that is set, as Settings reads them."""
+    """The variable that Settings reads; variables are in order of precedence."""
     return next((variable for variable in variables if environ.get(variable)), "default")

@@ -1,4 +1,4 @@
-"""`oars cp`: files into a member of a cluster on Kubernetes, and out of it."""
+"""`oars cp`: copy files to and from a member of a cluster on Kubernetes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import click
 
 from oars.base.errors import UsageError
 from oars.cli import signals
-from oars.cli.options import container_option, quiet_option, where_options
+from oars.cli.options import container_option, location_options, quiet_option
 from oars.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from oars.client.backends import Where
+    from oars.service import Service
 
-_FAR = re.compile(r"(?P<name>[a-z][-a-z0-9]*):(?:(?P<member>[a-z][-a-z0-9]*):)?(?P<path>.+)")
-HERE = "Its files are files of this machine: use `cp`."
+_REMOTE = re.compile(r"(?P<name>[a-z][-a-z0-9]*):(?:(?P<member>[a-z][-a-z0-9]*):)?(?P<path>.+)")
 
 
 @dataclass(frozen=True)
-class Far:
-    """A path in a member."""
-
+class RemotePath:
     name: str
     member: str
     path: str
@@ -34,42 +31,31 @@ class Far:
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
 @container_option
-@where_options
+@location_options
 @quiet_option
-def cp(source: str, target: str, container: str | None, where: Where, quiet: bool) -> None:
-    """Copy a file or directory to a member of a cluster on Kubernetes, or from it. One end is NAME[:MEMBER]:PATH.
+def cp(source: str, target: str, container: str | None, service: Service, quiet: bool) -> None:
+    """Copy a file or directory to or from a member of a cluster on Kubernetes. One of the paths is NAME[:MEMBER]:PATH.
 
     \b
-    oars cp train.py demo:/tmp/train.py           into the head
-    oars cp demo:worker-5d9-x2x:/tmp/out ./out    out of a worker
+    oars cp train.py demo:/tmp/train.py           to the head
+    oars cp demo:worker-5d9-x2x:/tmp/out ./out    from a worker
     """
-    ends = far(source), far(target)
-    if (ends[0] is None) == (ends[1] is None):
-        hint = "Write it like `oars cp data.csv demo:/tmp/data.csv`; a local name with a colon as ./a:b."
-        raise UsageError("One end must be NAME:PATH of a cluster, and the other a path of this machine.", hint)
+    remote_source, remote_target = parse_remote(source), parse_remote(target)
+    if remote_source and not remote_target:
+        there = remote_source
+        copying = service.copy_from(there.name, there.path, Path(target), member=there.member, container=container)
+    elif remote_target and not remote_source:
+        there = remote_target
+        copying = service.copy_to(there.name, Path(source), there.path, member=there.member, container=container)
+    else:
+        hint = "Example: `oars cp data.csv demo:/tmp/data.csv`. Write a local name with a colon as ./a:b."
+        raise UsageError("One path must be NAME:PATH of a cluster, and the other one local.", hint)
     with Progress(quiet=quiet) as progress:
         progress(f"copying {source} to {target}")
-        signals.run(_copy(ends, source, target, container, where))
+        signals.run(copying)
 
 
-def far(word: str) -> Far | None:
-    """None: it is a path of this machine."""
-    found = _FAR.fullmatch(word)
-    return Far(found["name"], found["member"] or "head", found["path"]) if found else None
-
-
-async def _copy(
-    ends: tuple[Far | None, Far | None], source: str, target: str, container: str | None, where: Where
-) -> None:
-    from oars.cli import in_cluster, lookup
-    from oars.kube.streams import copy_from, copy_to
-
-    there = ends[0] or ends[1]
-    assert there is not None
-    async with lookup.home_of(there.name, where) as home:
-        kube = lookup.only_kubernetes(home, there.name, HERE)
-        spot = await in_cluster.spot_of(kube, there.name, there.member, container)
-        if ends[0] is None:
-            await copy_to(kube.client, spot.namespace, spot.pod, Path(source), there.path, spot.container)
-        else:
-            await copy_from(kube.client, spot.namespace, spot.pod, there.path, Path(target), spot.container)
+def parse_remote(path: str) -> RemotePath | None:
+    """None: the path is local."""
+    found = _REMOTE.fullmatch(path)
+    return RemotePath(found["name"], found["member"] or "head", found["path"]) if found else None

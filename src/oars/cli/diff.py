@@ -1,53 +1,45 @@
-"""`oars diff`: what a description would change in a running cluster, before anything is changed."""
+"""`oars diff`: show what a spec would change in a running cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from oars.base.errors import UsageError
-from oars.cli import show, signals
-from oars.cli.options import ClusterOptions, description_options, optional_name, where_options
-from oars.cli.show import output_option
+from oars.cli import signals
+from oars.cli.options import ClusterOptions, location_options, optional_name, spec_options
+from oars.cli.output import emit, output_option
 
 if TYPE_CHECKING:
-    from oars.client.backends import Where
-    from oars.places.kube.render.changes import Change
-    from oars.spec.cluster import ClusterSpec
+    from oars.service import Change, Service
+
+COLOURS = {"head replaced": "red", "refused": "red", "rolled": "yellow", "drained": "yellow"}
 
 
 @click.command()
 @optional_name
-@description_options
-@where_options
+@spec_options
+@location_options
 @output_option
-def diff(name: str | None, options: ClusterOptions, where: Where, output: str) -> int:
-    """Say what a description would change in a running cluster: in place, with workers replaced, or with the head.
+def diff(name: str | None, options: ClusterOptions, service: Service, output: str) -> int:
+    """Show what a spec would change in a running cluster, and which workers or head it would replace.
 
     The exit code is 0 if nothing differs and 1 if something does.
     """
-    from oars.cli import differences
-
-    chosen, spec = wanted(name, options)
-    found = signals.run(_look(chosen, spec, where))
+    chosen, spec = options.required_name_and_spec(name)
+    found = signals.run(service.diff(chosen, spec))
     data = [asdict(change) for change in found]
-    show.emit(output, data, [change.effect for change in found], lambda _: differences.text(chosen, found))
+    emit(output, data, [change.effect for change in found], lambda _: as_text(chosen, found))
     return 1 if found else 0
 
 
-def wanted(name: str | None, options: ClusterOptions) -> tuple[str, ClusterSpec]:
-    chosen, manifest = options.named(name)
-    if chosen is None:
-        raise UsageError("No cluster is named.", "Say NAME, or metadata.name in the file.")
-    return chosen, manifest.spec
-
-
-async def _look(name: str, spec: Any, where: Where) -> tuple[Change, ...]:
-    from oars.cli import differences
-
-    found = await differences.look(name, spec, where)
-    if found.home is not None:
-        await found.home.close()
-    return found.changes
+def as_text(name: str, changes: Sequence[Change]) -> str:
+    if not changes:
+        return f"{name} matches the spec."
+    lines = [f"{name}:"]
+    for change in changes:
+        lines.append(f"  {click.style(f'{change.effect}:', fg=COLOURS.get(change.effect, 'green'))} {change.message}")
+        lines += [f"      {line}" for line in change.lines]
+    return "\n".join(lines)

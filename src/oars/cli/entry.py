@@ -1,10 +1,10 @@
-"""The console script. The help page needs nothing; everything else is in main."""
+"""The console script. Prints the help page without importing anything else."""
 
 from __future__ import annotations
 
 import sys
 
-from oars.cli.table import HELP_WORDS, help_page
+from oars.cli.commands import HELP_WORDS, help_page
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`oars`: the table of commands. Nothing but click is imported until a command is chosen."""
+"""The `oars` command group. Imports only click until a command is chosen."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from click.shell_completion import CompletionItem
 
 import oars
 from oars.base.text import suggest
-from oars.cli import failures
-from oars.cli.table import COMMANDS, help_page
+from oars.cli import errors
+from oars.cli.commands import COMMANDS, help_page
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and one line each; imports one when it is called."""
+    """Knows the names and help lines of its commands; imports one when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -45,23 +45,23 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(oars.__version__, prog_name="oars", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Dask, Ray and Mars clusters, wherever you are."""
+    """Run Dask, Ray and Mars clusters."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The console script. Errors become one clear sentence and an exit code, never a traceback."""
-    sys.exit(failures.guard(lambda: _call(args)))
+    """Run the command line; errors become a message and an exit code."""
+    sys.exit(errors.guard(lambda: call(args)))
 
 
-def _call(args: Sequence[str] | None) -> int:
-    code = cli.main(args, prog_name="oars", standalone_mode=False)
-    sys.stdout.flush()  # a reader that went away shows here, not while Python ends
-    return code if isinstance(code, int) else 0
+def call(args: Sequence[str] | None) -> int:
+    code: int | None = cli.main(args, prog_name="oars", standalone_mode=False)
+    sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
+    return code or 0
 
 
 def _load(target: str) -> click.Command:
     import importlib
 
     module, _, name = target.partition(":")
-    found: Any = importlib.import_module(module)  # noqa: TID251 (this table is a registry)
+    found: Any = importlib.import_module(module)  # noqa: TID251 (COMMANDS is a registry)
     return cast(click.Command, getattr(found, name))

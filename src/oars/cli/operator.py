@@ -1,109 +1,95 @@
-"""`oars operator`: the manifests, installing and removing it, what it does, and the operator itself."""
+"""`oars operator`: install, inspect, remove and run the operator."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from oars.base.errors import SpecError
-from oars.cli import show, signals
-from oars.cli.options import quiet_option, timeout_option
+from oars.cli import signals
+from oars.cli.options import add_options, parse_duration, quiet_option, timeout_option
+from oars.cli.output import as_yaml, emit, output_option, write
 from oars.cli.progress import Progress
-from oars.cli.show import output_option
 from oars.operator import HEALTH_PORT, METRICS_PORT, NAMESPACE, RunOptions
-from oars.spec.resources import duration
 
 if TYPE_CHECKING:
-    from oars.kube.client import Client
     from oars.operator.manifests import InstallOptions
+    from oars.service import Location
+    from oars.service.operators import OperatorService
 
 Command = Callable[..., Any]
-LEAST_LEASE = 3
+MIN_LEASE_SECONDS = 3
 LOG_FORMATS = click.Choice(("text", "json"))
 
 _TARGET = (
-    click.option("--kubeconfig", metavar="FILE", type=click.Path(), help="Default: as kubectl finds it."),
+    click.option("--kubeconfig", metavar="FILE", type=click.Path(), help="Default: as for kubectl."),
     click.option("--context", metavar="NAME", help="A context of the kubeconfig."),
 )
 _INSTALL = (
-    click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="Where the operator lives."),
+    click.option("-n", "--namespace", default=NAMESPACE, show_default=True, help="The namespace of the operator."),
     click.option("--image", metavar="IMAGE", help="The operator's image."),
-    click.option("--replicas", type=click.IntRange(0, 10), default=2, show_default=True, help="0: it runs elsewhere."),
+    click.option(
+        "--replicas", type=click.IntRange(0, 10), default=2, show_default=True, help="0: the operator runs elsewhere."
+    ),
     click.option("--watch", "watch_namespaces", multiple=True, metavar="NAMESPACE", help="Repeatable. Default: all."),
-    click.option("--pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="To pull the image with."),
-    click.option("--priority-class", default="", metavar="NAME", help="Of its pods."),
-    click.option("--no-nodes", is_flag=True, help="Without the right to list nodes: why says less."),
+    click.option(
+        "--pull-secret", "pull_secrets", multiple=True, metavar="NAME", help="Used to pull the image; repeatable."
+    ),
+    click.option("--priority-class", default="", metavar="NAME", help="The PriorityClass of its pods."),
+    click.option("--no-nodes", is_flag=True, help="Do not allow it to list nodes: `oars why` explains less."),
 )
 
 
-@dataclass(frozen=True)
-class Where:
-    """Which cluster is meant."""
-
-    kubeconfig: str | None
-    context: str | None
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        from oars.kube.client import Client
-        from oars.kube.config import load
-
-        target = load(os.environ, context=self.context, kubeconfig=self.kubeconfig)
-        async with Client(target) as client:
-            await client.log_in()
-            yield client
-
-
 def target_options(function: Command) -> Command:
-    """--kubeconfig and --context, given to the command as one `where`."""
+    """--kubeconfig and --context, passed to the command as one `location`."""
 
     @functools.wraps(function)
-    def gathered(kubeconfig: str | None, context: str | None, **given: Any) -> Any:
-        return function(where=Where(kubeconfig, context), **given)
+    def wrapper(kubeconfig: str | None, context: str | None, **given: Any) -> Any:
+        from oars.service import Location
 
-    return _with(gathered, _TARGET)
+        return function(location=Location("kubernetes", context, kubeconfig=kubeconfig), **given)
+
+    return add_options(wrapper, _TARGET)
 
 
 def install_options(function: Command) -> Command:
-    """What an installation may choose, given to the command as one `options`."""
-    mine = ("namespace", "image", "replicas", "watch_namespaces", "pull_secrets", "priority_class", "no_nodes")
+    """The options of an installation, passed to the command as one `options`."""
+    fields = ("namespace", "image", "replicas", "watch_namespaces", "pull_secrets", "priority_class", "no_nodes")
 
     @functools.wraps(function)
-    def gathered(**given: Any) -> Any:
+    def wrapper(**given: Any) -> Any:
         from oars.operator.manifests import IMAGE, InstallOptions
 
-        chosen = {name: given.pop(name) for name in mine}
+        chosen = {name: given.pop(name) for name in fields}
         nodes = not chosen.pop("no_nodes")
         options = InstallOptions(**chosen | {"nodes": nodes, "image": chosen["image"] or IMAGE})
         return function(options=options, **given)
 
-    return _with(gathered, _INSTALL)
+    return add_options(wrapper, _INSTALL)
 
 
-def _with(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
-    for option in reversed(options):
-        command = option(command)
-    return command
+def _service(location: Location) -> OperatorService:
+    from oars.service.operators import OperatorService
+
+    return OperatorService(os.environ, location)
 
 
 @click.group()
 def operator() -> None:
-    """Install, look at, remove or run the Kubernetes operator."""
+    """Install, inspect, remove or run the Kubernetes operator."""
 
 
 @operator.command()
 @install_options
 def manifests(options: InstallOptions) -> None:
-    """Print an installation as YAML, for kubectl or GitOps."""
-    from oars.operator import manifests as made
+    """Print the manifests of an installation, for kubectl or GitOps."""
+    from oars.operator import manifests as rendering
 
-    show.write("\n---\n".join(map(show.as_yaml, made.install(options))))
+    write("\n---\n".join(map(as_yaml, rendering.install(options))))
 
 
 @operator.command()
@@ -112,85 +98,69 @@ def manifests(options: InstallOptions) -> None:
 @timeout_option("3m")
 @output_option
 @quiet_option
-def install(options: InstallOptions, where: Where, timeout: str, output: str, quiet: bool) -> None:
-    """Install the operator or bring it up to date. Waits until one of its replicas leads."""
+def install(options: InstallOptions, location: Location, timeout: float, output: str, quiet: bool) -> None:
+    """Install or update the operator, and wait until one of its replicas leads."""
     with Progress(quiet=quiet) as progress:
-        leader = signals.run(_installed(options, where, _seconds(timeout), progress))
+        leader = signals.run(_service(location).install(options, timeout, progress))
     data = {"namespace": options.namespace, "image": options.image, "leader": leader}
     text = f"The operator runs in namespace {options.namespace}; {leader} leads."
     if not leader:
-        text = f"All is ready in namespace {options.namespace} for `oars operator run`."
-    show.emit(output, data, [options.namespace], lambda _: text)
+        text = f"Namespace {options.namespace} is ready for `oars operator run`."
+    emit(output, data, [options.namespace], lambda _: text)
 
 
 @operator.command()
-@click.option("-n", "--namespace", help="Where the operator lives. Default: where it says.")
-@click.option("--force", is_flag=True, help="Delete all clusters that it runs, too.")
+@click.option("-n", "--namespace", help="The namespace of the operator. Default: as its CRD says.")
+@click.option("--force", is_flag=True, help="Delete all its clusters first.")
 @target_options
 @timeout_option("3m")
 @output_option
 @quiet_option
-def uninstall(namespace: str | None, force: bool, where: Where, timeout: str, output: str, quiet: bool) -> None:
-    """Remove the operator and its CRD. Refuses while there are clusters."""
+def uninstall(namespace: str | None, force: bool, location: Location, timeout: float, output: str, quiet: bool) -> None:
+    """Remove the operator and its CRD. Fails if there are clusters, unless --force deletes them."""
     with Progress(quiet=quiet) as progress:
-        home = signals.run(_removed(namespace, where, force, _seconds(timeout), progress))
-    show.emit(output, {"namespace": home}, [home], lambda _: f"The operator is removed from namespace {home}.")
+        found = signals.run(_service(location).uninstall(namespace, timeout, progress, force=force))
+    emit(output, {"namespace": found}, [found], lambda _: f"The operator is removed from namespace {found}.")
 
 
 @operator.command()
-@click.option("-n", "--namespace", help="Where the operator lives. Default: where it says.")
+@click.option("-n", "--namespace", help="The namespace of the operator. Default: as its CRD says.")
 @target_options
 @output_option
-def status(namespace: str | None, where: Where, output: str) -> None:
-    """Show the operator: who leads, how many clusters."""
-    data = signals.run(_seen(namespace, where))
-    show.emit(output, data, [data["namespace"]], lambda _: _status_text(data))
+def status(namespace: str | None, location: Location, output: str) -> None:
+    """Show the operator: its image, replicas, leader, namespaces and number of clusters."""
+    data = signals.run(_service(location).status(namespace))
+    emit(output, data, [data["namespace"]], lambda _: _status_text(data))
 
 
 @operator.command()
 @click.option("-n", "--namespace", "namespaces", multiple=True, metavar="NAME", help="Repeatable. Default: all.")
-@click.option("--lease-namespace", metavar="NAME", help="Where its Lease is. Default: where it was installed.")
-@click.option("--lease-duration", default="15s", show_default=True, help="A leader silent for so long is replaced.")
+@click.option("--lease-namespace", metavar="NAME", help="The namespace of its Lease. Default: as its CRD says.")
+@click.option(
+    "--lease-duration",
+    default="15s",
+    show_default=True,
+    metavar="TIME",
+    callback=parse_duration,
+    help="Another replica leads if the leader does not renew its Lease for this long.",
+)
 @click.option("--metrics-port", type=int, default=METRICS_PORT, show_default=True, help="0: none.")
 @click.option("--health-port", type=int, default=HEALTH_PORT, show_default=True, help="0: none.")
-@click.option("--identity", default="", metavar="NAME", help="In the Lease. Default: this host's name.")
+@click.option(
+    "--identity", default="", metavar="NAME", help="Its holder identity in the Lease. Default: the host name."
+)
 @click.option("--log-format", type=LOG_FORMATS, default="text", show_default=True, help="text or json.")
 @target_options
-def run(where: Where, lease_duration: str, **given: Any) -> None:
-    """Run the operator here. In its pod, or outside against a kubeconfig."""
-    from oars.base.batching_selector import event_loop
+def run(location: Location, lease_duration: float, **given: Any) -> None:
+    """Run the operator in this process: in its pod, or elsewhere with a kubeconfig."""
     from oars.operator.main import run as lead
 
-    seconds = _seconds(lease_duration, "--lease-duration")
-    if seconds < LEAST_LEASE:
-        raise SpecError(f"--lease-duration: at least {LEAST_LEASE} s; a busy leader would lose it.")
-    options = RunOptions(kubeconfig=where.kubeconfig, context=where.context, lease_seconds=seconds, **given)
-    signals.run(lead(options), loop=event_loop)
-
-
-async def _installed(options: InstallOptions, where: Where, seconds: float, progress: Progress) -> str:
-    from oars.operator import installed
-
-    async with where.client() as client:
-        return await installed.install(client, options, seconds, progress)
-
-
-async def _removed(namespace: str | None, where: Where, force: bool, seconds: float, progress: Progress) -> str:
-    from oars.client import operator_client
-    from oars.operator import installed
-
-    async with where.client() as client:
-        home = namespace or await operator_client.home(client)
-        await installed.uninstall(client, home, seconds, progress, force=force)
-        return home
-
-
-async def _seen(namespace: str | None, where: Where) -> dict[str, Any]:
-    from oars.client import operator_client
-    from oars.operator import installed
-
-    async with where.client() as client:
-        return await installed.status(client, namespace or await operator_client.home(client))
+    if lease_duration < MIN_LEASE_SECONDS:
+        raise SpecError(f"--lease-duration: at least {MIN_LEASE_SECONDS} s; a busy leader would lose its Lease.")
+    options = RunOptions(
+        kubeconfig=location.kubeconfig, context=location.context, lease_seconds=lease_duration, **given
+    )
+    signals.run(lead(options))
 
 
 def _status_text(data: dict[str, Any]) -> str:
@@ -198,15 +168,8 @@ def _status_text(data: dict[str, Any]) -> str:
         "namespace": data["namespace"],
         "image": data["image"],
         "replicas": f"{data['ready']}/{data['replicas']} ready",
-        "leader": data["leader"] or "nobody",
+        "leader": data["leader"] or "none",
         "watches": ", ".join(data["watches"]) or "all namespaces",
         "clusters": data["clusters"],
     }
     return "\n".join(f"{name:<11}{value}" for name, value in rows.items())
-
-
-def _seconds(text: str, option: str = "--timeout") -> float:
-    try:
-        return duration(text)
-    except ValueError as error:
-        raise SpecError(f"{option}: {error}.") from error

@@ -1,4 +1,4 @@
-"""Progress on stderr: one live line on a terminal, plain lines elsewhere, nothing when it shall be quiet."""
+"""Progress on stderr: one live line on a terminal, plain lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import time
 from types import TracebackType
 from typing import Self, TextIO
 
-from oars.cli.failures import say
+from oars.cli.errors import say
 
 TICK = 0.1
-SILENCE = 0.3  # before anything is shown: what is over by then needs no progress, and bad input is refused by then
-LINE_SECONDS = 1.0  # off a terminal, at most one line in that time
+DELAY = 0.3  # before anything is shown: short commands and errors need no progress
+LINE_SECONDS = 1.0  # minimum time between two lines if stderr is not a terminal
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PLAIN_FRAMES = "|/-\\"
 _CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """Call it with what is going on now. A thread draws, so that it moves (and counts) while nothing is said."""
+    """Call it with the current activity. A thread draws it, so that the elapsed time advances between calls."""
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._quiet = quiet
@@ -53,7 +53,7 @@ class Progress:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is drawn, and the live line is gone."""
+        """Stop drawing and erase the live line."""
         self._done.set()
         if self._thread is None:
             return
@@ -63,23 +63,23 @@ class Progress:
             self._write(_CLEAR)
 
     def again(self) -> Progress:
-        """A fresh one, for what comes after the first was closed."""
+        """A new Progress with the same settings, for use after this one is closed."""
         return Progress(quiet=self._quiet, stream=self._stream)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Stop drawing and print a permanent line."""
         self.close()
         if not self._quiet:
             say(text)
 
     def note(self, text: str) -> None:
-        """Lines that stay, while what is drawn goes on below them."""
+        """Print permanent lines above the live one."""
         if not self._quiet:
             self._write(_CLEAR if self._live and self._shown else "")
             say(text)
 
     def _draw(self) -> None:
-        self._done.wait(SILENCE)
+        self._done.wait(DELAY)
         while not self._done.is_set():
             if self._live:
                 self._shown = self._text
@@ -106,4 +106,4 @@ class Progress:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, UnicodeEncodeError, ValueError):
-            self._done.set()  # the terminal went away; the work goes on
+            self._done.set()  # the terminal is gone; continue without progress

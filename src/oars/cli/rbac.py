@@ -1,4 +1,4 @@
-"""`oars rbac`: the rights each way of using Kubernetes needs."""
+"""`oars rbac`: print the Kubernetes permissions that each mode needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oars.base.errors import UsageError
-from oars.cli import show
+from oars.cli.output import as_yaml, write
 
 if TYPE_CHECKING:
     from oars.operator.rbac import Subject
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 MODES = click.Choice(("direct", "user", "operator"))
 
 
-def _subject(name: str, said: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(f"--{name}", name.replace("-", "_"), metavar="NAME", help=said)
+def _subject(name: str, help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(f"--{name}", name.replace("-", "_"), metavar="NAME", help=help_text)
 
 
 @click.command()
 @click.option("--mode", type=MODES, default="direct", show_default=True, help="direct, user or operator.")
-@click.option("-n", "--namespace", metavar="NAME", help="Where. Default: default; for the operator: everywhere.")
-@_subject("service-account", "Who gets the rights: NAME, or NAMESPACE:NAME.")
-@_subject("user", "Who gets the rights.")
-@_subject("group", "Who gets the rights.")
-@click.option("--minimal", is_flag=True, help="direct: without the rules that are marked optional.")
-@click.option("--nodes", is_flag=True, help="direct, user: list nodes, too, so that why says what the best one has.")
-@click.option("--create-namespace", is_flag=True, help="direct: in all namespaces, and make them.")
+@click.option("-n", "--namespace", metavar="NAME", help="Default: default; for the operator: all namespaces.")
+@_subject("service-account", "Who gets the permissions: NAME or NAMESPACE:NAME.")
+@_subject("user", "Who gets the permissions.")
+@_subject("group", "Who gets the permissions.")
+@click.option("--minimal", is_flag=True, help="direct: omit the rules that are marked optional.")
+@click.option("--nodes", is_flag=True, help="direct, user: allow listing nodes, so that `oars why` can compare them.")
+@click.option("--create-namespace", is_flag=True, help="direct: in all namespaces, and create them.")
 def rbac(mode: str, namespace: str | None, minimal: bool, nodes: bool, create_namespace: bool, **who: Any) -> None:
-    """Print the rights that a mode needs, as YAML for kubectl, with the reason for each rule.
+    """Print the permissions that a mode needs, as YAML for kubectl, with the reason for each rule.
 
-    direct: you make clusters, and no operator is there. user: an operator runs the clusters that you make. operator:
-    what the operator itself needs.
+    direct: you create clusters without an operator. user: you create clusters that an operator runs. operator: the
+    operator itself.
     """
     from oars.operator import NAMESPACE
     from oars.operator import rbac as rights
@@ -42,12 +42,12 @@ def rbac(mode: str, namespace: str | None, minimal: bool, nodes: bool, create_na
         objects = rights.operator_roles(NAMESPACE, (namespace,) if namespace else ())
     else:
         subject = chosen(namespace or "default", **who)
-        objects = _for_people(mode, namespace or "default", subject, minimal, create_namespace)
+        objects = _user_roles(mode, namespace or "default", subject, minimal, create_namespace)
         objects += rights.nodes_role(subject) if nodes else []
-    show.write("\n---\n".join(map(explained, objects)))
+    write("\n---\n".join(map(explained, objects)))
 
 
-def _for_people(mode: str, namespace: str, subject: Subject, minimal: bool, everywhere: bool) -> list[dict[str, Any]]:
+def _user_roles(mode: str, namespace: str, subject: Subject, minimal: bool, everywhere: bool) -> list[dict[str, Any]]:
     from oars.operator import rbac as rights
 
     if mode == "user":
@@ -58,27 +58,27 @@ def _for_people(mode: str, namespace: str, subject: Subject, minimal: bool, ever
 
 
 def chosen(namespace: str, service_account: str | None, user: str | None, group: str | None) -> Subject:
-    """Who gets the rights; nobody named: the namespace's default account, which a pod has when it says nothing."""
+    """Who gets the permissions; by default the namespace's default service account, which pods use."""
     from oars.operator.rbac import Subject
 
     given = {"User": user, "Group": group, "ServiceAccount": service_account}
     named = [(kind, name) for kind, name in given.items() if name]
     if len(named) > 1:
-        raise UsageError("Several are named to get the rights.", "Say one of --service-account, --user and --group.")
+        raise UsageError("Several subjects are given.", "Use one of --service-account, --user and --group.")
     kind, name = named[0] if named else ("ServiceAccount", "default")
     if kind != "ServiceAccount":
         return Subject(kind, name)
-    home, _, account = name.rpartition(":")
-    return Subject(kind, account, home or namespace)
+    own_namespace, _, account = name.rpartition(":")
+    return Subject(kind, account, own_namespace or namespace)
 
 
 def explained(obj: dict[str, Any]) -> str:
-    """YAML, with a comment over each rule, and each rule on a line."""
+    """YAML with each rule on one line, below a comment with its reason."""
     import yaml
 
     from oars.operator.rbac import why
 
-    lines = [show.as_yaml({key: value for key, value in obj.items() if key != "rules"})]
+    lines = [as_yaml({key: value for key, value in obj.items() if key != "rules"})]
     if "rules" in obj:
         lines.append("rules:")
     for rule in obj.get("rules", ()):

@@ -1,4 +1,4 @@
-"""`oars run`: a cluster for one script."""
+"""`oars run`: run a script on a cluster of its own."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from oars.cli.progress import Progress
 if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
 
-GRACE = 10.0  # for the script to end after Ctrl-C, before it is told again and louder
+GRACE_SECONDS = 10.0  # for the script to end after a signal, before the next stronger one
 _PR_SET_PDEATHSIG = 1
 
 
 class ScriptCommand(click.Command):
-    """Options stand before SCRIPT, and then all that follows SCRIPT is its own; or, if none stands before it, they may
-    follow, and `--` ends them where the script has options of the same name."""
+    """If options precede SCRIPT, everything after it belongs to the script. Otherwise options may follow SCRIPT, up to
+    `--`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        after = bool(args) and not args[0].startswith("-")
-        ctx.allow_interspersed_args = ctx.ignore_unknown_options = after
+        may_follow = bool(args) and not args[0].startswith("-")
+        ctx.allow_interspersed_args = ctx.ignore_unknown_options = may_follow
         return super().parse_args(ctx, args)
 
 
@@ -40,26 +40,28 @@ class ScriptCommand(click.Command):
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(script: str, args: tuple[str, ...], options: ClusterOptions, quiet: bool) -> int:
-    """Start a cluster, run SCRIPT as its driver, stop the cluster. The exit code is the script's.
+    """Create a cluster, run SCRIPT as its driver, stop the cluster. The exit code is the script's.
 
-    The script finds its cluster with the engine's own words: distributed.Client(), ray.init(); for Mars
-    oars.connect(). Its output is passed on as it is.
+    The script connects with the engine's own API: distributed.Client(), ray.init(); for Mars oars.connect(). Its output
+    is not changed.
 
     \b
-    oars run --engine ray train.py --epochs 3          all after SCRIPT is the script's
+    oars run --engine ray train.py --epochs 3          everything after SCRIPT belongs to the script
     oars run train.py --engine ray -- --workers 8      or options after SCRIPT, up to --
     """
-    home = _home(script)
+    modules = module_directory(script)
     with Progress(quiet=quiet) as progress:
-        cluster = options.cluster(progress=progress, tied=True, modules=str(home))
-        progress(f"{cluster.name}: starting")
-        driver = _Driver(cluster, progress, [script, *args])
-        code = signals.run(driver.run(), driver.told)
-    return code
+        name, spec = options.new_name_and_spec(None)
+        cluster = options.service.new(
+            name, spec, timeout=options.timeout, progress=progress, tied=True, modules=str(modules)
+        )
+        progress(f"{name}: starting")
+        run = _ScriptRun(cluster, progress, [script, *args])
+        return signals.run(run.run(), run.on_signal)
 
 
-class _Driver:
-    """The script and its cluster, from start to end."""
+class _ScriptRun:
+    """Starts the cluster, runs the script, stops the cluster."""
 
     def __init__(self, cluster: AsyncCluster, progress: Progress, argv: list[str]) -> None:
         self._cluster = cluster
@@ -71,11 +73,11 @@ class _Driver:
         async with contextlib.AsyncExitStack() as stack:
             await self._cluster.start()
             stack.push_async_callback(self._stop)
-            self._progress.close()  # from here on the terminal is the script's
-            return await self._drive()
+            self._progress.close()  # the terminal now belongs to the script
+            return await self._run_script()
 
     async def _stop(self) -> None:
-        """The script's result counts, even if the cluster goes slowly; its keeper sees to the rest."""
+        """A cluster that stops too slowly does not change the script's exit code."""
         try:
             with self._progress.again() as progress:
                 progress(f"{self._cluster.name}: stopping")
@@ -85,11 +87,11 @@ class _Driver:
         finally:
             await self._cluster.close()
 
-    async def _drive(self) -> int:
+    async def _run_script(self) -> int:
         driver = self._cluster.driver()
-        env = {"PYTHONUNBUFFERED": "1", **driver.env}  # output comes when it is written, also through a pipe
+        env = {"PYTHONUNBUFFERED": "1", **driver.env}  # shows output at once, even through a pipe
         start = asyncio.create_subprocess_exec
-        self._process = process = await start(driver.python, *self._argv, env=env, preexec_fn=_die_with(os.getpid()))
+        self._process = process = await start(driver.python, *self._argv, env=env, preexec_fn=_kill_with(os.getpid()))
         try:
             code = await process.wait()
         except asyncio.CancelledError:
@@ -98,40 +100,41 @@ class _Driver:
         return code if code >= 0 else 128 - code
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Ask as we were asked (a terminal has told the script itself), then more firmly."""
-        ladder = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
-        if _told_by_terminal():
-            ladder.insert(0, None)  # type: ignore[arg-type]
-        for number in ladder:
-            if number is not None:
+        """Send stronger and stronger signals. The first one is not sent if the terminal has sent it already."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            if number is not signal.SIGINT or not _shares_terminal():
                 _send(process, number)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
+                async with asyncio.timeout(GRACE_SECONDS):
                     await process.wait()
                     return
 
-    def told(self, count: int) -> None:
-        """Of a signal. Ctrl-C again: no more waiting for the script."""
+    def on_signal(self, count: int) -> None:
+        """A second signal kills the script."""
         if self._process is None:
             self._progress(f"{self._cluster.name}: stopping")
         elif count > 1:
             _send(self._process, signal.SIGKILL)
 
 
-def _home(script: str) -> Path:
-    """The directory whose modules Python will import for this script; the workers shall find them too."""
+def module_directory(script: str) -> Path:
+    """The directory whose modules the script can import, and so must the workers."""
     path = Path(os.path.realpath(script))
     if not path.exists():
-        raise NotFound(f"There is no script {script!r}.", "Check the path; it is relative to the current directory.")
+        raise NotFound(f"There is no script {script!r}.", f"Check the path; it is relative to {os.getcwd()}.")
     if path.is_dir() and not (path / "__main__.py").is_file():
-        raise UsageError(f"{script!r} is a directory, not a script.", "Name a Python file.")
+        raise UsageError(
+            f"{script!r} is a directory, not a script.", "Give a Python file, or a directory with a __main__.py."
+        )
     if not os.access(path, os.R_OK):
-        raise Denied(f"The script {script!r} may not be read.", "Check its owner and its mode.")
+        raise Denied(
+            f"No permission to read the script {script!r}.", f"Run `ls -l {script}` to check its owner and mode."
+        )
     return path if path.is_dir() else path.parent
 
 
-def _told_by_terminal() -> bool:
-    """Ctrl-C at a terminal reaches its whole foreground group, the script included."""
+def _shares_terminal() -> bool:
+    """True if Ctrl-C at the terminal reaches the script, too: it is sent to the whole foreground process group."""
     for descriptor in (0, 1, 2):
         if os.isatty(descriptor):
             return os.tcgetpgrp(descriptor) == os.getpgrp()
@@ -143,15 +146,15 @@ def _send(process: asyncio.subprocess.Process, number: int) -> None:
         process.send_signal(number)
 
 
-def _die_with(parent: int) -> Any:
-    """Run in the child before the script: if we are killed, so is it, as is the cluster it works on."""
+def _kill_with(parent: int) -> Any:
+    """A function for the child to run before the script, so that the kernel kills the script when this process dies."""
     import ctypes
 
     prctl = ctypes.CDLL(None).prctl
 
-    def arrange() -> None:
+    def request_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    return arrange if sys.platform == "linux" else None
+    return request_signal if sys.platform == "linux" else None

@@ -1,66 +1,38 @@
-"""`oars scale`: another number of workers."""
+"""`oars scale`: change the number of workers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from oars.cli import signals, status
-from oars.cli.options import name_argument, quiet_option, timeout_option, where_options
+from oars.cli.options import location_options, name_argument, quiet_option, timeout_option
+from oars.cli.output import output_option
 from oars.cli.progress import Progress
-from oars.cli.show import output_option
 
 if TYPE_CHECKING:
-    from oars.client.backends import Where
-    from oars.spec.status import Status
-
-UNATTENDED = "Without an operator it goes on while a command of Oars looks at it: workers drain before they go."
+    from oars.service import Service
 
 
 @click.command()
 @name_argument
 @click.argument("workers", type=int, metavar="N")
-@click.option("--group", metavar="GROUP", help="Of this worker group; the first one if it is not named.")
-@click.option("--force", is_flag=True, help="Remove workers at once, with what they hold.")
-@click.option("--no-wait", is_flag=True, help="Ask for it and return.")
+@click.option("--group", metavar="GROUP", help="The worker group. Default: the first one.")
+@click.option("--force", is_flag=True, help="Remove workers immediately and discard their data.")
+@click.option("--no-wait", is_flag=True, help="Return at once.")
 @timeout_option("2m")
-@where_options
+@location_options
 @output_option
 @quiet_option
-def scale(name: str, output: str, quiet: bool, no_wait: bool, **wanted: Any) -> None:
-    """Change the number of workers and wait until it is so.
+def scale(name: str, service: Service, output: str, quiet: bool, no_wait: bool, timeout: float, **change: Any) -> None:
+    """Set the number of workers to N and wait until they are ready.
 
-    Workers that go hand over what they hold first; one that cannot is kept, and `oars why` says what for.
+    Workers are drained before they are removed; `oars why` shows what a worker waits for.
     """
     with Progress(quiet=quiet) as progress:
-        found = signals.run(_scale(name, Wanted(**wanted), progress, wait=not no_wait))
+        found = signals.run(service.scale(name, timeout=None if no_wait else timeout, progress=progress, **change))
+        if no_wait and found.mode == "direct":
+            progress.say("Without an operator, draining only progresses while an oars command is running.")
         progress.close()
-        status.emit_one(found, output, members=False)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    workers: int
-    group: str | None
-    force: bool
-    timeout: str
-    where: Where
-
-
-async def _scale(name: str, wanted: Wanted, progress: Progress, *, wait: bool) -> Status:
-    from oars.cli import lookup
-
-    cluster = await lookup.attach(name, wanted.where, progress)
-    try:
-        progress(f"{name}: asking for {wanted.workers} workers")
-        await cluster.scale(wanted.workers, group=wanted.group, force=wanted.force)
-        if wait:
-            return await cluster.wait(timeout=wanted.timeout)
-    finally:
-        await cluster.close()
-    found = (await lookup.report(name, wanted.where)).status
-    if found.mode == "direct":
-        progress.say(UNATTENDED)
-    return found
+        status.emit_status(found, output, members=False)

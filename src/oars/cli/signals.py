@@ -1,4 +1,4 @@
-"""Run async work to its end; signals cancel it, so that it cleans up after itself."""
+"""Run a coroutine; signals cancel it, so that it can clean up."""
 
 from __future__ import annotations
 
@@ -12,50 +12,47 @@ from oars.base.errors import Interrupted
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PATIENCE = 3  # signals, until we go at once; the keeper then ends what we leave
+MAX_SIGNALS = 3  # the next one ends this process without clean-up
 
 
-def unmoved(count: int) -> None:
-    """What a command does at a signal besides being cancelled: nothing."""
+def ignore(count: int) -> None:
+    """Do nothing at a signal except being cancelled."""
 
 
 def run(
     work: Coroutine[Any, Any, T],
-    told: Callable[[int], None] = unmoved,
+    on_signal: Callable[[int], None] = ignore,
     loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> T:
-    """The result. The first Ctrl-C (or SIGTERM, or the terminal's end) cancels; `told` hears how many there were."""
+    """The result of the coroutine. The first SIGINT, SIGTERM or SIGHUP cancels it; `on_signal` gets their number."""
     with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(_guarded(work, told))
+        return runner.run(_cancel_on_signal(work, on_signal))
 
 
-async def _guarded(work: Coroutine[Any, Any, T], told: Callable[[int], None]) -> T:
+async def _cancel_on_signal(work: Coroutine[Any, Any, T], on_signal: Callable[[int], None]) -> T:
     task = asyncio.ensure_future(work)
     received: list[signal.Signals] = []
 
-    def on(number: signal.Signals) -> None:
+    def handle(number: signal.Signals) -> None:
         received.append(number)
-        if len(received) > PATIENCE:
+        if len(received) > MAX_SIGNALS:
             os._exit(128 + number)
         if len(received) == 1:
             task.cancel()
-        told(len(received))
+        on_signal(len(received))
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup and shells' background jobs
-            loop.add_signal_handler(number, on, number)
+            loop.add_signal_handler(number, handle, number)
     try:
         result = await task
     except asyncio.CancelledError:
         if not received:
             raise
     if received:
-        raise _interrupted(received[0])
+        number = received[0]
+        error = Interrupted("Interrupted." if number is signal.SIGINT else f"Ended by {number.name}.")
+        error.exit_code = 128 + number
+        raise error
     return result
-
-
-def _interrupted(number: signal.Signals) -> Interrupted:
-    error = Interrupted("Interrupted." if number is signal.SIGINT else f"Ended by {number.name}.")
-    error.exit_code = 128 + number
-    return error

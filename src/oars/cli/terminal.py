@@ -1,4 +1,4 @@
-"""Our terminal (or pipes) at one end, a command in a pod at the other."""
+"""Connect stdin, stdout and stderr to a command that runs in a member."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from typing import TYPE_CHECKING, BinaryIO
 from oars.base.errors import OarsError
 
 if TYPE_CHECKING:
-    from oars.kube.streams import ExecSession
+    from oars.service import ExecSession
 
-PART = 1 << 16
+CHUNK = 1 << 16
 
 
 def is_terminal() -> bool:
-    """A command gets a terminal if we have one at both ends."""
+    """True if stdin and stdout are terminals; then the command gets one, too."""
     return os.isatty(0) and os.isatty(1)
 
 
 async def connect(session: ExecSession, *, raw: bool) -> int:
-    """Pass on what comes from either side until the command ends; its exit code."""
+    """Transfer data in both directions until the command ends; its exit code."""
     loop = asyncio.get_running_loop()
     async with session:
         with _raw(raw), _sizes(session, raw, loop):
-            _Typist(session, loop).start()
-            output = _pour(session.stdout, sys.stdout.buffer), _pour(session.stderr, sys.stderr.buffer)
+            _StdinReader(session, loop).start()
+            output = _copy(session.stdout, sys.stdout.buffer), _copy(session.stderr, sys.stderr.buffer)
             await asyncio.gather(*output)
             return await session.wait()
 
 
-async def _pour(source: asyncio.StreamReader, target: BinaryIO) -> None:
-    while data := await source.read(PART):
+async def _copy(source: asyncio.StreamReader, target: BinaryIO) -> None:
+    while data := await source.read(CHUNK):
         target.write(data)
         target.flush()
 
 
-class _Typist(threading.Thread):
-    """Passes on our input. A thread, since not every kind of input can be awaited, and one that nobody waits for: the
-    command may end while it still waits for a key."""
+class _StdinReader(threading.Thread):
+    """Sends stdin to the command. A thread, since not every kind of input can be awaited; a daemon, since the command
+    may end while it blocks."""
 
     def __init__(self, session: ExecSession, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(daemon=True)
@@ -53,15 +53,15 @@ class _Typist(threading.Thread):
         self._loop = loop
 
     def run(self) -> None:
-        with suppress(OSError, RuntimeError, OarsError):  # the command, or we, have ended
-            while data := os.read(0, PART):
+        with suppress(OSError, RuntimeError, OarsError):  # the command or the event loop has ended
+            while data := os.read(0, CHUNK):
                 asyncio.run_coroutine_threadsafe(self._session.write(data), self._loop).result()
             asyncio.run_coroutine_threadsafe(self._session.close_stdin(), self._loop).result()
 
 
 @contextmanager
 def _raw(wanted: bool) -> Iterator[None]:
-    """Every key is the command's, Ctrl-C as well."""
+    """Pass every key to the command, including Ctrl-C."""
     if not wanted:
         yield
         return
@@ -75,26 +75,26 @@ def _raw(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _sizes(session: ExecSession, wanted: bool, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """The command's terminal is as large as ours, also when that changes."""
+    """Keep the size of the command's terminal equal to that of this one."""
     tasks: set[asyncio.Task[None]] = set()
 
-    def tell() -> None:
+    def send_size() -> None:
         columns, lines = os.get_terminal_size(0)
-        task = loop.create_task(_quietly(session, columns, lines))
+        task = loop.create_task(_resize(session, columns, lines))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     if not wanted:
         yield
         return
-    loop.add_signal_handler(signal.SIGWINCH, tell)
+    loop.add_signal_handler(signal.SIGWINCH, send_size)
     try:
-        tell()
+        send_size()
         yield
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)
 
 
-async def _quietly(session: ExecSession, columns: int, lines: int) -> None:
-    with suppress(ConnectionError):  # the command has just ended
+async def _resize(session: ExecSession, columns: int, lines: int) -> None:
+    with suppress(ConnectionError):  # the command has ended
         await session.resize(columns, lines)

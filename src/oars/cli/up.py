@@ -1,8 +1,7 @@
-"""`oars up`: a cluster that stays."""
+"""`oars up`: create a cluster that outlives the command."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -10,15 +9,12 @@ import click
 
 from oars.base.errors import Interrupted, StartFailed, TimedOut
 from oars.cli import signals, status
-from oars.cli.options import ClusterOptions, cluster_options, optional_name, quiet_option
+from oars.cli.options import ClusterOptions, cluster_options, optional_name, quiet_option, repeat_location
+from oars.cli.output import output_option
 from oars.cli.progress import Progress
-from oars.cli.show import output_option
 
 if TYPE_CHECKING:
-    from oars.client.cluster import AsyncCluster
     from oars.spec.status import Status
-
-UNATTENDED = "It stays when this command ends: Kubernetes replaces pods that die, and `oars down` removes it.\n"
 
 
 @click.command()
@@ -27,47 +23,37 @@ UNATTENDED = "It stays when this command ends: Kubernetes replaces pods that die
 @output_option
 @quiet_option
 def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> None:
-    """Start a cluster that stays until `oars down`.
+    """Create a cluster that runs until `oars down`.
 
-    It is ready when this returns; what fails to start is taken away again.
+    Returns when the cluster is ready. A cluster that fails to start is removed again.
     """
-    start(name, options, output, quiet=quiet)
+    create(name, options, output, quiet=quiet)
 
 
-def start(name: str | None, options: ClusterOptions, output: str, *, quiet: bool) -> None:
+def create(name: str | None, options: ClusterOptions, output: str, *, quiet: bool) -> None:
+    chosen, spec = options.new_name_and_spec(name)
     with Progress(quiet=quiet) as progress:
-        cluster = options.cluster(name, progress=progress, tied=False, modules=os.getcwd())
-        progress(f"{cluster.name}: starting")
+        progress(f"{chosen}: starting")
+        creating = options.service.create(chosen, spec, timeout=options.timeout, progress=progress, modules=os.getcwd())
         try:
-            found = signals.run(_start(cluster), lambda _: progress(f"{cluster.name}: stopping"))
+            found = signals.run(creating, lambda _: progress(f"{chosen}: stopping"))
         except (Interrupted, StartFailed, TimedOut) as error:
-            error.hint = f"{error.hint} The cluster {cluster.name!r} was taken away again.".strip()
+            error.hint = f"{error.hint} Cluster {chosen!r} was removed again.".strip()
             raise
         progress.close()
-        status.emit_one(found, output, members=False)
-        progress.say(_next(found, options, progress.elapsed))
+        status.emit_status(found, output, members=False)
+        progress.say(_next_commands(found, options, progress.elapsed))
 
 
-async def _start(cluster: AsyncCluster) -> Status:
-    await cluster.start()
-    try:
-        return await cluster.status()
-    except asyncio.CancelledError:
-        await cluster.stop()  # a signal between ready and told: the user believes it was interrupted
-        raise
-    finally:
-        await cluster.close()
-
-
-def _next(found: Status, options: ClusterOptions, seconds: float) -> str:
-    from oars.cli.lookup import where_words
-
-    name = found.name + (where_words(options.where, found.namespace) if found.place == "kubernetes" else "")
-    stays = UNATTENDED if found.mode == "direct" else ""
+def _next_commands(found: Status, options: ClusterOptions, seconds: float) -> str:
+    name = found.name + (repeat_location(options.location, found.namespace) if found.place == "kubernetes" else "")
+    note = ""
+    if found.mode == "direct":
+        note = "It keeps running without an operator: Kubernetes replaces failed pods.\n"
     return (
-        f"\n{found.name} is ready after {seconds:.1f} s. {stays}Next:\n"
-        f"  oars shell {name}              Python with the client connected\n"
-        f"  oars exec {name} -- COMMAND    a program that finds the cluster\n"
-        f"  oars status {name}             how it is\n"
+        f"\n{found.name} is ready after {seconds:.1f} s. {note}Next:\n"
+        f"  oars shell {name}              open Python with the client connected\n"
+        f"  oars exec {name} -- COMMAND    run a program that finds the cluster\n"
+        f"  oars status {name}             show its status\n"
         f"  oars down {name}               stop it"
     )

@@ -1,4 +1,4 @@
-"""`oars version`."""
+"""`oars version`: show versions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import platform
 import click
 
 import oars
-from oars.cli import show
-from oars.cli.show import output_option
+from oars.cli.output import emit, output_option
 
 
 @click.command()
@@ -17,4 +16,4 @@ def version(output: str) -> None:
     """Show the versions of Oars, Python and the system."""
     data = {"oars": oars.__version__, "python": platform.python_version(), "system": platform.platform()}
     text = "\n".join(f"{name:<8}{value}" for name, value in data.items())
-    show.emit(output, data, [oars.__version__], lambda _: text)
+    emit(output, data, [oars.__version__], lambda _: text)

@@ -1,1 +1,1 @@
-"""The Python face: Cluster, AsyncCluster, and what the command line stands on."""
+"""Cluster and AsyncCluster, and the backends behind them."""

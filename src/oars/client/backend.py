@@ -1,108 +1,256 @@
-"""Where clusters live, as front doors see it: this machine, or a Kubernetes namespace. One interface for both."""
+"""The interface of a backend (this machine, a Kubernetes namespace) and of one cluster in it, and the types they share.
+
+Not every cluster can do everything: a local process has no containers. What only some handles offer is a protocol of
+its own (SupportsExec, …), so that callers test for the capability and never for the kind of place.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
+from oars.base.errors import NotFound, UsageError
+from oars.base.text import suggest
 from oars.engines.base import Access
 from oars.places.report import Report
 
 if TYPE_CHECKING:
+    from oars.places.kube.render.changes import Change
     from oars.spec.cluster import ClusterSpec
+    from oars.spec.status import Status
 
 Progress = Callable[[str], None]
-Containers = Mapping[str, Sequence[str]]  # of each member
+STOP_SECONDS = 60.0  # for a cluster to stop
+KUBERNETES_FIELDS = ("context", "namespace", "kubeconfig", "mode")
+
+
+def ignore(_: str) -> None:
+    """Discard a progress message."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where to create a cluster or look for one. `place` None: on this machine, then on Kubernetes. `mode` applies to
+    clusters that are created: operator, direct, or None to detect it."""
+
+    place: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+    kubeconfig: str | None = None
+    mode: str | None = None
+
+
+def make_location(label: Callable[[str], str], **fields: str | None) -> Location:
+    """A Location in which a field that only Kubernetes has implies `place="kubernetes"`. `label` turns the name of a
+    field into what the user wrote, for the error about a contradiction."""
+    place = fields.get("place")
+    given = [name for name in KUBERNETES_FIELDS if fields.get(name)]
+    if given and place not in (None, "kubernetes"):
+        message = f"{label(given[0])} applies to Kubernetes only, but {label('place')} is {place!r}."
+        raise UsageError(message, f"Omit {label(given[0])} or {label('place')}.")
+    return Location(**{**fields, "place": place or ("kubernetes" if given else None)})
 
 
 @dataclass(frozen=True)
 class Driver:
-    """How to run a program that finds its cluster with the engine's own words."""
+    """The Python and the environment for a program that connects to its cluster with the engine's own API."""
 
     python: str
     env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Making:
-    """How a cluster is made. tied: it ends with the program that makes it."""
+class CreateOptions:
+    """How to create a cluster. tied: it ends with this process. modules: a directory whose modules workers can import;
+    None: the directory of the running script."""
 
     tied: bool
-    progress: Progress
+    progress: Progress = ignore
     modules: str | None = None
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a log is read: as it goes on, only its last lines, of the container before the last restart, of another
-    container than the member's own. `told` hears of trouble that lasts while it is followed."""
+class LogOptions:
+    """What to read of a member's log. `on_trouble` is called with a sentence when following is interrupted for long."""
 
     follow: bool = False
     tail: int | None = None
     previous: bool = False
     container: str = ""
-    told: Progress = lambda text: None
+    on_trouble: Progress = ignore
 
 
-PLAIN = Reading()
+WHOLE_LOG = LogOptions()
+
+
+class ClusterHandle(Protocol):
+    """One cluster. Making a handle sends no request. A handle stays with the cluster that it created or saw first: if
+    that is deleted and another takes its name, methods raise Replaced."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def namespace(self) -> str:
+        """The Kubernetes namespace; empty for a cluster on this machine."""
+
+    @property
+    def runs_as(self) -> str:
+        """Completes "Cluster 'demo' runs …", for error messages."""
+
+    async def exists(self) -> bool: ...
+
+    async def has_leftovers(self) -> bool:
+        """True if the cluster is gone but stop() still has something to remove."""
+
+    async def spec(self) -> ClusterSpec:
+        """The spec as last written. Raises NotFound."""
+
+    async def report(self, timeout: float | None = None) -> Report:  # noqa: ASYNC109 (the backend has its own default)
+        """The current status and causes. Raises TimedOut."""
+
+    def watch(self) -> AsyncIterator[Report]:
+        """The report now and at every change, until the cluster is gone."""
+
+    def last_report(self) -> Report | None:
+        """The last known report, without contacting anyone."""
+
+    def fallback_status(self, problem: str) -> Status:
+        """What a list shows if the cluster does not report: the last known status, and the problem."""
+
+    async def generation(self) -> int:
+        """The generation of the spec. A report with an older one does not describe this spec yet."""
+
+    async def scale(self, replicas: int, group: str | None = None, *, force: bool = False) -> None:
+        """Set the number of workers in a group; None: the first group. force: do not drain."""
+
+    async def diff(self, spec: ClusterSpec) -> Sequence[Change]:
+        """What apply() would change."""
+
+    async def apply(self, spec: ClusterSpec, *, force: bool = False) -> None:
+        """Change the cluster to this spec."""
+
+    async def stop(self, timeout: float = STOP_SECONDS) -> bool:  # noqa: ASYNC109 (the cluster stops nevertheless)
+        """Stop the cluster and wait until it is gone; False after the timeout."""
+
+    def stop_at_exit(self) -> None:
+        """Stop the cluster without an event loop, while Python shuts down."""
+
+    async def open(self) -> None:
+        """Make the cluster reachable from this process; access() and driver() need it."""
+
+    def access(self) -> Access: ...
+
+    def driver(self) -> Driver:
+        """For a program on this machine."""
+
+    async def members(self) -> Sequence[str]:
+        """All members that have a log."""
+
+    def logs(self, member: str, options: LogOptions = WHOLE_LOG) -> AsyncIterator[str]: ...
 
 
 class Backend(Protocol):
-    """The clusters of one place."""
+    """All clusters of one place."""
 
-    async def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
-        """Begin a new cluster; it is not ready when this returns. Raises NameInUse."""
+    @property
+    def place(self) -> str:
+        """local or kubernetes."""
 
-    async def log_in(self) -> None:
-        """Get what proves who we are, which may take a person; deadlines for answers begin afterwards."""
+    async def login(self) -> None:
+        """Obtain credentials, which may need a person. Timeouts of other calls do not include it."""
 
-    async def names(self) -> list[str]: ...
+    async def create(self, name: str, spec: ClusterSpec, options: CreateOptions) -> ClusterHandle:
+        """Create a cluster; it is not ready when this returns. Raises NameInUse."""
 
-    async def has_left(self, name: str) -> bool:
-        """Whether there is something to remove of a cluster that is not there any more."""
+    def cancel_create(self) -> None:
+        """Make a running create() fail soon."""
 
-    async def spec(self, name: str) -> ClusterSpec:
-        """What was asked for. Raises NotFound."""
+    def cluster(self, name: str) -> ClusterHandle: ...
 
-    async def report(self, name: str) -> Report:
-        """How it is now."""
-
-    def watch(self, name: str) -> AsyncIterator[Report]:
-        """The report now and at every change, until the cluster is gone."""
-
-    async def generation(self, name: str) -> int:
-        """Of what shall be; a report that speaks of an older one is no answer."""
-
-    async def scale(self, name: str, replicas: int, group: str | None, *, force: bool = False) -> None: ...
-
-    async def stop(self, name: str, *, wait: float) -> bool:
-        """Ask it to stop and wait until it is gone."""
-
-    def stop_at_exit(self, name: str) -> None:
-        """The same without an event loop, for when Python shuts down."""
-
-    async def open(self, name: str) -> None:
-        """Make the way there; `access` and `driver` can be asked afterwards."""
-
-    def access(self, name: str) -> Access: ...
-
-    def driver(self, name: str) -> Driver:
-        """For a program on this machine."""
-
-    async def members(self, name: str) -> Sequence[str]:
-        """Everyone who has a log."""
-
-    async def containers(self, name: str) -> Containers:
-        """The same, with the containers of each; a process of this machine has none."""
-
-    def lines(self, name: str, member: str, how: Reading = PLAIN) -> AsyncIterator[str]: ...
-
-    def last_seen(self, name: str) -> Report | None:
-        """Without asking anyone."""
-
-    def cancel(self) -> None:
-        """Call off a create() that is under way."""
+    async def list(self, *, all_namespaces: bool = False) -> Sequence[ClusterHandle]: ...
 
     async def close(self) -> None:
-        """Let go; clusters that are not tied stay."""
+        """Release connections. Clusters that are not tied keep running."""
+
+
+class ExecSession(Protocol):
+    """A command that runs in a member."""
+
+    @property
+    def stdout(self) -> asyncio.StreamReader: ...
+
+    @property
+    def stderr(self) -> asyncio.StreamReader: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def resize(self, width: int, height: int) -> None: ...
+
+    async def wait(self) -> int:
+        """The exit code."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+@runtime_checkable
+class SupportsContainers(Protocol):
+    """Members consist of containers."""
+
+    async def containers(self) -> Mapping[str, Sequence[str]]:
+        """The containers of each member, its main container first."""
+
+
+@runtime_checkable
+class SupportsExec(Protocol):
+    """Commands can run in a member."""
+
+    async def exec(
+        self, command: Sequence[str], member: str, container: str | None, *, tty: bool = False
+    ) -> ExecSession:
+        """Start a command, or Python with the engine's client connected if there is none. It gets what it needs to
+        find the cluster if it runs in the member's main container (None)."""
+
+
+@runtime_checkable
+class SupportsCopy(Protocol):
+    """Files can be copied to and from a member."""
+
+    async def copy_to(self, source: Path, target: str, member: str, container: str | None = None) -> None: ...
+
+    async def copy_from(self, source: str, target: Path, member: str, container: str | None = None) -> None: ...
+
+
+@runtime_checkable
+class SupportsForward(Protocol):
+    """The dashboard needs a port-forward, which ends with this process."""
+
+    def forward_dashboard(self, port: int) -> AbstractAsyncContextManager[str]:
+        """Forward a local port (0: a free one) to the dashboard of the current head; its URL."""
+
+    async def dashboard_secret(self) -> str:
+        """The file in the head with the secret that the dashboard asks for; empty if it asks for none."""
+
+
+def check_member(name: str, member: str, known: Sequence[str]) -> None:
+    if member not in known:
+        raise NotFound(
+            f"Cluster {name!r} has no member {member!r}.{suggest(member, known)}", f"Members: {', '.join(known)}."
+        )
+
+
+def check_container(container: str, known: Sequence[str]) -> None:
+    if container not in known:
+        hint = f"Containers: {', '.join(dict.fromkeys(known))}." if known else "The cluster has no pods."
+        raise NotFound(f"There is no container {container!r}.{suggest(container, known)}", hint)

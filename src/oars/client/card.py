@@ -1,4 +1,4 @@
-"""How a cluster looks: a line in a terminal, a card in a notebook. Pure."""
+"""The representation of a cluster: a line in a terminal, a card in a notebook. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text(kind: str, name: str, spec: ClusterSpec, report: Report | None) -> str:
 
 
 def html(name: str, spec: ClusterSpec, report: Report | None) -> str:
-    """A small card; no script, no outside resource."""
+    """A self-contained card without scripts."""
     phase = _phase(report)
     colour = _COLOURS.get(phase, _GREY)
     link = report.status.endpoints.dashboard if report else ""

@@ -1,49 +1,49 @@
-"""AsyncCluster: a cluster as an object. Everything is written once here, async; sync.py has the plain face."""
+"""AsyncCluster: a cluster as an object. sync.py has the same without async."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import secrets
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from oars import engines
-from oars.base.errors import ClusterLost, NotFound, OarsError, SpecError, StartFailed, TimedOut
+from oars.base.errors import NotFound, SpecError, TimedOut, UsageError
 from oars.client import card
-from oars.client.backend import Backend, Driver, Making, Reading
-from oars.client.backends import Where, backend_for, find_backend
-from oars.client.local_clusters import STOP_SECONDS
+from oars.client.backend import (
+    STOP_SECONDS,
+    Backend,
+    ClusterHandle,
+    CreateOptions,
+    Driver,
+    LogOptions,
+    check_member,
+    ignore,
+    make_location,
+)
+from oars.client.backends import backend_for, find_cluster
+from oars.client.handles import read_logs, wait_ready
+from oars.client.keywords import suggest_keywords
 from oars.engines.base import Access
-from oars.model import HEAD, Cause
-from oars.places.report import Report
+from oars.model import Cause
 from oars.spec import load, resources
 from oars.spec.cluster import ClusterSpec, check_name
-from oars.spec.status import MemberStatus, Phase, Status
+from oars.spec.status import MemberStatus, Status
 
 DEFAULT_TIMEOUT = "2m"
-LAST_LINES = 12
-
-Watcher = Callable[[str], None]
-
-
-def quiet(_: str) -> None:
-    """Progress that nobody wants to see."""
 
 
 class AsyncCluster:
-    """A running cluster. `await AsyncCluster("dask", workers=3)` or `async with AsyncCluster(…) as c`.
+    """A cluster. `await AsyncCluster("dask", workers=3)` or `async with AsyncCluster("dask", workers=3) as cluster`."""
 
-    engine: "dask", "ray", "mars", a plug-in's name, or a whole ClusterSpec; the other arguments then override it.
-    modules: a directory whose modules the workers can import; that of the running script if it is not given.
-    """
-
-    def __init__(  # noqa: PLR0913 (the one call that users make; all but the first by name)
+    @suggest_keywords
+    def __init__(  # noqa: PLR0913 (all but the first are keywords)
         self,
         engine: str | ClusterSpec,
         *,
@@ -51,84 +51,150 @@ class AsyncCluster:
         cpu: float | str | None = None,
         memory: int | str | None = None,
         name: str | None = None,
-        place: str | None = None,
         packages: Sequence[str] | None = None,
         image: str | None = None,
-        where: Where | None = None,
+        place: str | None = None,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+        mode: str | None = None,
         timeout: float | str = DEFAULT_TIMEOUT,
-        progress: Watcher = quiet,
+        progress: Callable[[str], None] | None = None,
         tied: bool = True,
         modules: str | None = None,
     ) -> None:
-        where = where or Where()
-        wanted = {"workers": workers, "cpu": cpu, "memory": memory, "place": place or where.place}
-        self._spec = _spec(engine, {**wanted, "packages": packages, "image": image})
+        """Check the arguments. The cluster starts when it is awaited or entered.
+
+        engine: "dask", "ray", "mars", the name of a plug-in, or a ClusterSpec, which the other arguments override.
+        workers: number of workers in the first group.
+        cpu, memory: of each worker, such as 2 or "500m", and "4Gi".
+        name: of the cluster; by default the engine's name and six random digits.
+        packages: requirements to install beside the engine.
+        image: container image of all pods, on Kubernetes.
+        place: "local" (default) or "kubernetes".
+        namespace, context, kubeconfig: as for kubectl; each implies place="kubernetes".
+        mode: "operator" or "direct"; by default "operator" if one watches the namespace.
+        timeout: how long start() waits until the cluster is ready, in seconds or such as "2m".
+        progress: called with a line of text at every change while waiting.
+        tied: stop the cluster when this process ends.
+        modules: directory whose modules workers can import; by default that of the running script.
+        """
+        location = make_location(
+            lambda field: f"{field}=",
+            place=place,
+            context=context,
+            namespace=namespace,
+            kubeconfig=kubeconfig,
+            mode=mode,
+        )
+        overrides = {"workers": workers, "cpu": cpu, "memory": memory, "packages": packages, "image": image}
+        self._spec = _build_spec(engine, {**overrides, "place": location.place})
+        self._name = checked_name(name) if name else generate_name(self._spec)
         self._timeout = _seconds(timeout)
-        self._progress = progress
-        self._tied = tied
-        self._modules = modules
-        self._home: Backend = backend_for(self._spec.place, where, os.environ)
-        self._name = _checked_name(name) if name else f"{self._spec.engine}-{secrets.token_hex(3)}"
+        self._progress = progress or ignore
+        self._options = CreateOptions(tied, self._progress, modules)
+        self._backend: Backend = backend_for(replace(location, place=self._spec.place), os.environ)
+        self._handle: ClusterHandle | None = None
         self._clients: list[Any] = []
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     @classmethod
-    def from_file(cls, path: str | Path, *, sets: Sequence[str] = (), **arguments: Any) -> Self:
-        """The cluster that a file describes; arguments override it."""
-        manifest = load.load_file(Path(path), sets)
-        return cls(manifest.spec, **{"name": manifest.name, **arguments})
+    @suggest_keywords
+    def from_file(  # noqa: PLR0913 (all but the first are keywords)
+        cls,
+        path: str | Path,
+        *,
+        sets: Sequence[str] = (),
+        workers: int | None = None,
+        cpu: float | str | None = None,
+        memory: int | str | None = None,
+        name: str | None = None,
+        packages: Sequence[str] | None = None,
+        image: str | None = None,
+        place: str | None = None,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+        mode: str | None = None,
+        timeout: float | str = DEFAULT_TIMEOUT,
+        progress: Callable[[str], None] | None = None,
+        tied: bool = True,
+        modules: str | None = None,
+    ) -> Self:
+        """Make a cluster from a YAML file, which the other arguments override. sets: "path=value" for any field of the
+        spec, such as "head.cpu=2". See AsyncCluster for the others."""
+        manifest = load.load_file(Path(path), sets, option_model=engines.option_model)
+        return cls(
+            manifest.spec, workers=workers, cpu=cpu, memory=memory, name=name or manifest.name, packages=packages,
+            image=image, place=place, namespace=namespace, context=context, kubeconfig=kubeconfig, mode=mode,
+            timeout=timeout, progress=progress, tied=tied, modules=modules,
+        )  # fmt: skip
 
     @classmethod
-    async def attach(cls, name: str, **arguments: Any) -> Self:
-        """A cluster that is there already, whoever started it. Closing it does not stop it."""
-        home = await find_backend(_checked_name(name), arguments.get("where") or Where(), os.environ)
-        return await cls._at_home(home, name, **arguments)
+    @suggest_keywords
+    async def attach(  # noqa: PLR0913 (all but the first are keywords)
+        cls,
+        name: str,
+        *,
+        place: str | None = None,
+        namespace: str | None = None,
+        context: str | None = None,
+        kubeconfig: str | None = None,
+        mode: str | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Connect to a running cluster. Closing the object does not stop the cluster.
 
-    @classmethod
-    async def _at_home(cls, home: Backend, name: str, **arguments: Any) -> Self:
-        """The same, in a home that was found; it is let go with the cluster, or at once if that cannot be had."""
+        Without a place the cluster is looked for on this machine, then on Kubernetes. mode: raise NotFound unless the
+        cluster runs in this mode. See AsyncCluster for the others."""
+        location = make_location(
+            lambda field: f"{field}=",
+            place=place,
+            context=context,
+            namespace=namespace,
+            kubeconfig=kubeconfig,
+            mode=mode,
+        )
+        backend, handle = await find_cluster(checked_name(name), location, os.environ)
         try:
-            cluster = cls(await home.spec(name), name=name, **{**arguments, "tied": False})
-            await cluster._home.close()
-            cluster._home = home
-            await home.report(name)
-            await home.open(name)
+            self = cls(await handle.spec(), name=name, progress=progress, tied=False)
+            self._backend, self._handle = backend, handle
+            found = (await handle.report()).status.mode
+            if mode not in (None, found):
+                raise NotFound(f"Cluster {name!r} runs in {found} mode, not in {mode} mode.", f"Use mode={found!r}.")
+            await handle.open()
         except BaseException:
-            await home.close()
-            raise
-        return cluster
-
-    # life
-
-    async def start(self) -> Self:
-        """Start it and wait until all workers are ready, or as many as the description wants to wait for (min_ready).
-        What fails is taken away again."""
-        _check_gate(self._spec)
-        making = asyncio.ensure_future(self._create())
-        try:
-            await asyncio.shield(making)
-            await self._wait_ready(self._spec.min_ready, time.monotonic() + self._timeout)
-            await self._home.open(self._name)
-        except BaseException:
-            await self._unmake(making)
+            await backend.close()
             raise
         return self
 
-    async def _create(self) -> None:
-        how = Making(self._tied, self._progress, self._modules)
-        await self._home.create(self._name, self._spec, how)
-        if self._tied:
-            self._finalizer = weakref.finalize(self, _stop_if_owner, self._home, self._name, os.getpid())
+    # lifecycle
 
-    async def _unmake(self, making: asyncio.Future[None]) -> None:
-        """Take away what was made; not a cluster of the same name that was there before us."""
-        self._home.cancel()
-        await asyncio.wait([making])
-        if making.exception() is None:
-            await self._home.stop(self._name, wait=STOP_SECONDS)
-            if self._finalizer is not None:
-                self._finalizer.detach()
-        await self._home.close()
+    async def start(self) -> Self:
+        """Create the cluster and wait until all workers are ready, or as many as `min_ready` of the spec says. If that
+        fails, remove it again."""
+        workers = sum(group.replicas for group in self._spec.workers)
+        if self._spec.min_ready is not None and self._spec.min_ready > workers:
+            # Not part of the spec's validation: a running cluster may be scaled below minReady.
+            message = f"minReady is {self._spec.min_ready}, but the cluster has only {workers} workers."
+            raise SpecError(message, f"Set minReady to at most {workers}, or workers to {self._spec.min_ready}.")
+        creating = asyncio.ensure_future(self._backend.create(self._name, self._spec, self._options))
+        try:
+            self._handle = handle = await asyncio.shield(creating)
+            if self._options.tied:
+                self._finalizer = weakref.finalize(self, _stop_at_exit, handle, os.getpid())
+            await wait_ready(handle, self._spec.min_ready, self._timeout, self._progress)
+            await handle.open()
+        except BaseException:
+            self._backend.cancel_create()
+            await asyncio.wait([creating])
+            if creating.exception() is None:  # otherwise the name may be another cluster's
+                await creating.result().stop()
+                if self._finalizer is not None:
+                    self._finalizer.detach()
+            await self._backend.close()
+            raise
+        return self
 
     def __await__(self) -> Any:
         return self.start().__await__()
@@ -142,7 +208,7 @@ class AsyncCluster:
         await self.close()
 
     async def close(self) -> None:
-        """Disconnect, and stop the cluster if we started it."""
+        """Disconnect, and stop the cluster if this object started it and it is tied."""
         clients, self._clients = self._clients, []
         try:
             for client in clients:
@@ -150,173 +216,143 @@ class AsyncCluster:
                 await asyncio.to_thread(session.disconnect, client)
         finally:
             if self._finalizer is not None and self._finalizer.detach():
-                await self._home.stop(self._name, wait=STOP_SECONDS)
-            await self._home.close()
+                await self._started().stop()
+            await self._backend.close()
 
     async def stop(self) -> None:
-        """Stop the cluster, whoever started it."""
-        if not await self._home.stop(self._name, wait=STOP_SECONDS):
-            raise TimedOut(f"The cluster {self._name!r} did not stop in time.", f"`oars why {self._name}` says more.")
+        """Stop the cluster, no matter who started it."""
+        if not await self._started().stop():
+            message = f"Cluster {self._name!r} did not stop within {STOP_SECONDS:.0f} s."
+            raise TimedOut(message, f"It continues to stop; run `oars why {self._name}`.")
 
-    # what it is
+    def _started(self) -> ClusterHandle:
+        if self._handle is None:
+            raise UsageError(f"Cluster {self._name!r} is not started.", "Await the AsyncCluster, or use `async with`.")
+        return self._handle
+
+    # state
 
     @property
     def name(self) -> str:
+        """The name of the cluster."""
         return self._name
 
     @property
     def engine(self) -> str:
+        """The name of the engine."""
         return self._spec.engine
 
     @property
     def place(self) -> str:
+        """local or kubernetes."""
         return self._spec.place
 
     @property
     def address(self) -> str:
-        """Where the engine's own client connects to."""
+        """The address that the engine's client connects to."""
         return self._access().address
 
     @property
     def dashboard_link(self) -> str:
+        """The URL of the engine's dashboard; empty if it has none."""
         return self._access().dashboard
 
     def _access(self) -> Access:
-        return self._home.access(self._name)
+        return self._started().access()
 
     async def status(self) -> Status:
-        return (await self._home.report(self._name)).status
+        """Return the current status."""
+        return (await self._started().report()).status
 
     async def members(self) -> tuple[MemberStatus, ...]:
+        """Return the status of the head and of every worker."""
         return (await self.status()).members
 
     async def why(self) -> tuple[Cause, ...]:
-        """What keeps it from being as wanted, and what to do about it; empty if nothing does."""
-        return (await self._home.report(self._name)).causes
+        """Return what keeps the cluster from matching its spec, the most severe cause first; empty if nothing does."""
+        return (await self._started().report()).causes
 
     # use
 
     async def client(self) -> Any:
-        """The engine's own client, connected: distributed.Client, the initialised ray module, or the Mars session."""
+        """Return the engine's own client, connected: distributed.Client, the initialised ray module, a Mars session."""
         session = engines.session(engines.get(self._spec.engine))
         client = await asyncio.to_thread(session.connect, self._access())
         self._clients.append(client)
         return client
 
     def executor(self) -> Executor:
-        """A concurrent.futures.Executor that runs on the cluster."""
+        """Return a concurrent.futures.Executor that runs on the cluster."""
         return engines.session(engines.get(self._spec.engine)).executor(self._access())
 
     def driver(self) -> Driver:
-        """The Python and the environment with which a program finds this cluster in the engine's own words."""
-        return self._home.driver(self._name)
+        """Return the Python and the environment for a program that connects to this cluster with the engine's API."""
+        return self._started().driver()
 
+    @suggest_keywords
     async def logs(self, member: str | None = None, *, tail: int | None = None) -> str:
-        """The log of one member, or of all with the member's name before each line."""
-        known = await self._home.members(self._name)
-        if member is not None:
-            self._check_member(member, known)
-            return "\n".join([line async for line in self._home.lines(self._name, member, Reading(tail=tail))])
-        found = []
-        for each in known:
-            found += [f"[{each}] {line}" async for line in self._home.lines(self._name, each, Reading(tail=tail))]
-        return "\n".join(found)
+        """Return the log of one member, or of all with the member's name before each line. tail: only that many of the
+        last lines of each."""
+        return await read_logs(self._started(), member, tail)
 
     async def follow_logs(self, member: str, *, tail: int | None = None) -> AsyncIterator[str]:
-        """Lines as they come, until the member is removed."""
-        self._check_member(member, await self._home.members(self._name))
-        async for line in self._home.lines(self._name, member, Reading(follow=True, tail=tail)):
+        """Iterate over the lines of a member's log, including future ones, until the member is removed."""
+        handle = self._started()
+        check_member(self._name, member, await handle.members())
+        async for line in handle.logs(member, LogOptions(follow=True, tail=tail)):
             yield line
-
-    def _check_member(self, member: str, known: Sequence[str]) -> None:
-        if member not in known:
-            raise NotFound(f"The cluster {self._name!r} has no member {member!r}.", f"It has: {', '.join(known)}.")
 
     # change
 
+    @suggest_keywords
     async def scale(self, workers: int, *, group: str | None = None, force: bool = False) -> None:
-        """Ask for another number of workers. Those that go hand over what they hold first, unless `force`."""
-        await self._home.scale(self._name, workers, group, force=force)
+        """Set the number of workers of a group (by default the first) and return at once. Workers are drained before
+        they are removed, unless `force` discards their data."""
+        await self._started().scale(workers, group, force=force)
 
-    async def wait(self, workers: int | None = None, *, timeout: float | str = DEFAULT_TIMEOUT) -> Status:  # noqa: ASYNC109
-        """Until that many workers are ready; without a number, until everything is as wanted."""
-        return await self._wait_ready(workers, time.monotonic() + _seconds(timeout))
-
-    async def _wait_ready(self, workers: int | None, deadline: float) -> Status:
-        last: Report | None = None
-        try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                async for report in self._home.watch(self._name):
-                    if report.status.generation < await self._home.generation(self._name):
-                        continue
-                    last = report
-                    self._progress(_progress_line(report))
-                    if _settled(report.status, workers):
-                        return report.status
-                    _raise_if_hopeless(report)
-        except TimeoutError:
-            raise await self._timed_out(last) from None
-        raise ClusterLost(f"The cluster {self._name!r} was stopped while we waited for it.")
-
-    async def _timed_out(self, last: Report | None) -> TimedOut:
-        cause = last.causes[0] if last and last.causes else Cause("", "Its keeper has not said anything yet.")
-        lines = cause.lines or await self._last_lines()
-        ready = f"{last.status.ready} of {last.status.wanted} workers are ready" if last else "nothing is ready"
-        message = f"The cluster {self._name!r} is not as wanted in time: {ready}. {cause.message}"
-        return TimedOut(message, cause.hint or "Allow more time with --timeout (timeout=).", lines)
-
-    async def _last_lines(self) -> tuple[str, ...]:
-        """Of all members; where they cannot be had (a container that never started), why we wait says enough."""
-        try:
-            return tuple((await self.logs(tail=LAST_LINES)).splitlines()[-LAST_LINES:])
-        except OarsError:
-            return ()
-
-    # show
+    @suggest_keywords
+    async def wait(self, workers: int | None = None, *, timeout: float | str = DEFAULT_TIMEOUT) -> Status:  # noqa: ASYNC109 (part of the API)
+        """Wait until that many workers are ready and return the status. Without a number, wait until the cluster
+        matches its spec. Raises TimedOut."""
+        return await wait_ready(self._started(), workers, _seconds(timeout), self._progress)
 
     def __repr__(self) -> str:
-        report = self._home.last_seen(self._name)
+        report = self._handle.last_report() if self._handle else None
         return card.text(type(self).__name__, self._name, self._spec, report)
 
     def _repr_html_(self) -> str:
-        report = self._home.last_seen(self._name)
+        report = self._handle.last_report() if self._handle else None
         return card.html(self._name, self._spec, report)
 
 
-async def attach_at(home: Backend, name: str, **arguments: Any) -> AsyncCluster:
-    """As AsyncCluster.attach, for whoever has found the home already."""
-    return await AsyncCluster._at_home(home, name, **arguments)
-
-
-def _stop_if_owner(home: Backend, name: str, owner: int) -> None:
-    """Run at close, when the object is collected, or when Python ends; not in a forked copy of the owner."""
+def _stop_at_exit(handle: ClusterHandle, owner: int) -> None:
+    """Runs when the object is collected or Python ends, but not in a forked child."""
     if os.getpid() == owner:
-        home.stop_at_exit(name)
+        handle.stop_at_exit()
 
 
-def _spec(engine: str | ClusterSpec, wanted: Mapping[str, Any]) -> ClusterSpec:
-    if isinstance(engine, ClusterSpec):
-        base: Mapping[str, Any] = engine.model_dump(mode="json", by_alias=True)
-    elif isinstance(engine, str):
-        base = {"engine": engine}
-    else:
-        raise SpecError(f"{engine!r} is no engine.", "Give a name such as 'dask', or a ClusterSpec.")
-    return load.build(base, overrides=wanted).spec
+def generate_name(spec: ClusterSpec) -> str:
+    return f"{spec.engine}-{secrets.token_hex(3)}"
 
 
-def _check_gate(spec: ClusterSpec) -> None:
-    """Not where descriptions are checked: a cluster that runs may be scaled below it, as nobody waits any more."""
-    workers = sum(group.replicas for group in spec.workers)
-    if spec.min_ready is not None and spec.min_ready > workers:
-        sentence = f"minReady waits for {spec.min_ready} workers, and the cluster has {workers}."
-        raise SpecError(sentence, "Ask for more workers, or wait for fewer.")
-
-
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """The name. Raises SpecError if it is not valid."""
     try:
         return check_name(name)
     except ValueError as error:
         raise SpecError(f"{error}.", "Example: demo-1.") from error
+
+
+def _build_spec(engine: str | ClusterSpec, overrides: Mapping[str, Any]) -> ClusterSpec:
+    if isinstance(engine, ClusterSpec):
+        if all(value is None for value in overrides.values()):
+            return engine
+        base: Mapping[str, Any] = engine.model_dump(mode="json", by_alias=True)
+    elif isinstance(engine, str):
+        base = {"engine": engine}
+    else:
+        raise SpecError(f"{engine!r} is not an engine.", "Use a name such as 'dask', or a ClusterSpec.")
+    return load.build(base, overrides=overrides, option_model=engines.option_model).spec
 
 
 def _seconds(value: float | str) -> float:
@@ -324,27 +360,3 @@ def _seconds(value: float | str) -> float:
         return resources.duration(value)
     except ValueError as error:
         raise SpecError(f"timeout: {error}.") from error
-
-
-def _settled(status: Status, workers: int | None) -> bool:
-    """Ready as asked: the head, and so many workers. Without a number nobody may still be on the way out."""
-    if workers is not None:
-        is_up = any(member.id == HEAD and member.phase is Phase.READY for member in status.members)
-        return is_up and status.ready >= workers
-    leaving = any(member.phase is Phase.STOPPING for member in status.members)
-    return status.phase is Phase.READY and not leaving
-
-
-def _raise_if_hopeless(report: Report) -> None:
-    """A member that dies again and again will not become ready by waiting."""
-    for cause in report.causes:
-        if cause.reason == "CrashLoop":
-            raise StartFailed(cause.message, cause.hint, cause.lines)
-    if report.status.phase is Phase.FAILED:
-        raise StartFailed(report.status.message or "The cluster failed.")
-
-
-def _progress_line(report: Report) -> str:
-    status = report.status
-    message = f": {status.message}" if status.message else ""
-    return f"{status.name}: {status.phase}, {status.ready}/{status.wanted} workers ready{message}"

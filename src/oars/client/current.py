@@ -1,9 +1,10 @@
-"""The driver's side: a script run by `oars run` or in `oars shell` finds its cluster. Needs no pydantic: it also runs
-in the engines' cached environments."""
+"""Connect to the cluster that `oars run`, `oars shell` or `oars exec` started this program for. Imports no pydantic: it
+also runs in the engines' cached environments."""
 
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import Executor
 from typing import Any
 
@@ -13,13 +14,13 @@ from oars.engines.base import Access
 
 
 def connect() -> Any:
-    """The engine's own client, connected to the cluster this program was started for."""
+    """Return the engine's own client, connected to the cluster that this program was started for."""
     access = _access()
     return engines.session(engines.get(access.engine)).connect(access)
 
 
 def executor() -> Executor:
-    """A concurrent.futures.Executor on the cluster this program was started for."""
+    """Return a concurrent.futures.Executor on the cluster that this program was started for."""
     access = _access()
     return engines.session(engines.get(access.engine)).executor(access)
 
@@ -29,7 +30,7 @@ def _access() -> Access:
     if not engine or not address:
         raise NotFound(
             "This program was not started for a cluster: OARS_ENGINE and OARS_ADDRESS are not set.",
-            "Start it with `oars run SCRIPT` or `oars exec NAME -- COMMAND`, or use oars.Cluster.attach(name).",
+            f"Start it with `oars run {sys.argv[0] or 'script.py'} --engine dask`, or use oars.Cluster.attach(name).",
         )
     name, dashboard = os.environ.get("OARS_NAME", ""), os.environ.get("OARS_DASHBOARD", "")
     return Access(name=name, engine=engine, address=address, dashboard=dashboard, env=dict(os.environ))

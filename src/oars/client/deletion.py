@@ -1,4 +1,4 @@
-"""The end of a cluster on Kubernetes: what has to be deleted, and waiting until its pods are gone."""
+"""Delete a cluster on Kubernetes, and wait until its pods are gone."""
 
 from __future__ import annotations
 
@@ -8,70 +8,74 @@ import time
 from oars.client import operator_client
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Object, of
+from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Object, kind_of
 from oars.places.kube import names
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state import observe
 from oars.places.kube.state.root import INTENT
-from oars.places.kube.why.api_errors import rights_told
+from oars.places.kube.why.api_errors import denied_with_rule
 
 POLL_SECONDS = 0.2
-FORCE_AFTER = 5.0  # seconds; pods of a cluster that is gone have nothing left to finish
+FORCE_AFTER = 5.0  # seconds; the work of a deleted cluster need not finish
 
 
-async def remove(client: Client, name: str, namespace: str, made: Object | None = None) -> bool:
-    """Deleting the root deletes all, and a namespace that was made for the cluster goes with it: at once, as whoever
-    is interrupted while waiting for pods would leave it behind. `made`: the root, if it must be that very one. False:
-    that one is gone, and another cluster has its name, which is left as it is."""
-    own = await is_its_own(client, name, namespace)
-    if made is None:
+async def remove(client: Client, name: str, namespace: str, root: Object | None = None) -> bool:
+    """Delete the root, which owns all other objects, and the namespace if it was created for the cluster. The namespace
+    is deleted before the pods are gone, because an interrupted wait would leave it behind. `root`: delete only this
+    one. False: it is gone, and another cluster has its name, which is not touched."""
+    owned = await owns_namespace(client, name, namespace)
+    if root is None:
         await _delete_roots(client, name, namespace)
-    elif not await _delete_made(client, name, namespace, made):
+    elif not await _delete_root(client, name, namespace, root):
         return False
-    if own:
+    if owned:
         await client.delete(NAMESPACE, namespace)
     return True
 
 
-async def is_its_own(client: Client, name: str, namespace: str) -> bool:
-    """Whether the namespace was made for this cluster. What a description says is not enough to delete one: it may
-    have been written into a namespace that others share."""
-    found = await operator_client.seen(client, NAMESPACE, namespace)
+async def owns_namespace(client: Client, name: str, namespace: str) -> bool:
+    """True if the namespace was created for this cluster, by its label. The spec is no proof: it may have been written
+    into a namespace that others share."""
+    found = await operator_client.get_if_allowed(client, NAMESPACE, namespace)
     return found is not None and bool(found["metadata"].get("labels", {}).get(names.CLUSTER) == name)
 
 
 async def _delete_roots(client: Client, name: str, namespace: str) -> None:
-    """Of either kind: which one it was is not always known, as after an interrupted create."""
+    """Delete the roots of both modes. After an interrupted create the mode is not known."""
     was_operated = await operator_client.delete(client, name, namespace)
     try:
-        await client.delete(CONFIG_MAP, names.root(name), namespace)
+        found = await client.get(CONFIG_MAP, names.root(name), namespace)
+        labels = found["metadata"].get("labels") or {}
+        if labels.get(names.CLUSTER) == name or INTENT in found.get("data", {}):  # it may be another application's
+            await client.delete(CONFIG_MAP, names.root(name), namespace, uid=found["metadata"]["uid"])
     except ApiError as error:
-        if error.status != 403 or not was_operated:
+        if error.status != 404 and (error.status != 403 or not was_operated):
             raise
 
 
-async def _delete_made(client: Client, name: str, namespace: str, made: Object) -> bool:
+async def _delete_root(client: Client, name: str, namespace: str, root: Object) -> bool:
     """False: it is gone, and another cluster has its name."""
-    metadata = made["metadata"]
+    metadata = root["metadata"]
     try:
-        with rights_told():
-            if await client.delete(of(made), metadata["name"], namespace, uid=metadata["uid"]):
+        with denied_with_rule():
+            if await client.delete(kind_of(root), metadata["name"], namespace, uid=metadata["uid"]):
                 return True
     except ApiError as error:
         if error.status != 409:
             raise
         return False
-    return not await is_there(client, name, namespace)
+    return not await exists(client, name, namespace)
 
 
-async def is_there(client: Client, name: str, namespace: str) -> bool:
-    """Whether a cluster of that name is, of either kind. An operator's has the ConfigMap too, for files alone."""
-    root = await operator_client.seen(client, CONFIG_MAP, names.root(name), namespace)
+async def exists(client: Client, name: str, namespace: str) -> bool:
+    """True if there is a cluster of that name, of either mode. One of an operator has a ConfigMap too, for files."""
+    root = await operator_client.get_if_allowed(client, CONFIG_MAP, names.root(name), namespace)
     is_direct = root is not None and INTENT in root.get("data", {})
-    return is_direct or await operator_client.seen(client, COMPUTE_CLUSTER, name, namespace) is not None
+    return is_direct or await operator_client.get_if_allowed(client, COMPUTE_CLUSTER, name, namespace) is not None
 
 
 async def await_end(client: Client, name: str, namespace: str, wait: float) -> bool:
-    """Whether all members were gone in time. Other pods with the cluster's label are nothing to us."""
+    """True if all members were gone in time. Other pods with the cluster's label do not count."""
     started, selector, forced = time.monotonic(), names.selector({names.CLUSTER: name}), False
     while time.monotonic() - started < wait:
         listed = (await client.list(POD, namespace, labels=selector)).items
@@ -80,14 +84,14 @@ async def await_end(client: Client, name: str, namespace: str, wait: float) -> b
             return True
         if not forced and time.monotonic() - started > FORCE_AFTER:
             forced = True
-            await _hurry(client, left, namespace)
-        await asyncio.sleep(POLL_SECONDS)  # a few looks at the end of a cluster's life, not worth a watch
+            await _delete_pods(client, left, namespace)
+        await asyncio.sleep(POLL_SECONDS)  # a few polls are cheaper than a watch
     return False
 
 
-async def _hurry(client: Client, pods: list[Object], namespace: str) -> None:
-    """Whoever may not end pods waits for them."""
-    hurried = (client.delete(POD, pod["metadata"]["name"], namespace, grace=1) for pod in pods)
-    for answer in await asyncio.gather(*hurried, return_exceptions=True):
+async def _delete_pods(client: Client, pods: list[Object], namespace: str) -> None:
+    """Shorten the grace period of the pods, if we have the right to."""
+    deletions = (client.delete(POD, pod["metadata"]["name"], namespace, grace=1) for pod in pods)
+    for answer in await asyncio.gather(*deletions, return_exceptions=True):
         if isinstance(answer, BaseException) and not (isinstance(answer, ApiError) and answer.status == 403):
             raise answer

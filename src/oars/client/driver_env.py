@@ -1,4 +1,4 @@
-"""How a program on this machine is started so that it finds its cluster with the engine's own words."""
+"""The environment of a program on this machine that connects to its cluster with the engine's own API."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from oars.client.backend import Driver
 from oars.engines.base import Access
 
 PACKAGE_ROOT = Path(__file__).parents[2]
-_KEPT_VARIABLES = {"OARS_STATE_DIR", "OARS_CACHE_DIR"}
+_PASSED_ON = {"OARS_STATE_DIR", "OARS_CACHE_DIR"}
 
 
 def make_driver(python: str, access: Access, environ: Mapping[str, str], directory: Path) -> Driver:
-    """`directory` is the cluster's own, on this machine."""
+    """`directory`: where files for this cluster are kept on this machine."""
     own = {"OARS_ENGINE": access.engine, "OARS_ADDRESS": access.address, "OARS_NAME": access.name}
     own |= {"OARS_DASHBOARD": access.dashboard}
-    env = {k: v for k, v in environ.items() if not k.startswith("OARS_") or k in _KEPT_VARIABLES}
+    env = {k: v for k, v in environ.items() if not k.startswith("OARS_") or k in _PASSED_ON}
     env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_python_path(directory)), env.get("PYTHONPATH")]))
     return Driver(python, {**env, **access.env, **own})
 
 
 def _python_path(directory: Path) -> Path:
-    """A directory that has `oars` and nothing else of our own environment, for `oars.connect()` in a script."""
+    """A directory that contains only the package `oars`, so that a script can call `oars.connect()`."""
     path = directory / "python"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     link = path / "oars"

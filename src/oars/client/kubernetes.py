@@ -1,382 +1,519 @@
-"""A Kubernetes namespace as a home of clusters: those of an operator and those that clients look after themselves."""
+"""Clusters in a Kubernetes namespace: those that an operator reconciles, and those that clients reconcile (direct)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from oars import engines
-from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, UsageError
+from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, TimedOut, UsageError
 from oars.base.settings import Settings
-from oars.client import deletion, operator_client, pod_logs
-from oars.client.backend import PLAIN, Containers, Driver, Making, Reading
-from oars.client.backends import Where
+from oars.client import deletion, operator_client, pod_logs, pod_programs
+from oars.client.backend import (
+    STOP_SECONDS,
+    WHOLE_LOG,
+    CreateOptions,
+    Driver,
+    ExecSession,
+    Location,
+    LogOptions,
+    check_container,
+    check_member,
+)
 from oars.client.direct import Direct, make_lease, new_identity
 from oars.client.driver_env import make_driver
-from oars.client.scaling import rescaled
+from oars.client.scaling import with_workers
 from oars.client.tunnels import Tunnels
 from oars.engines.base import Access
 from oars.envs.build import Environments
-from oars.kube import config
+from oars.kube import config, copy
+from oars.kube import exec as kube_exec
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
-from oars.model import HEAD, Role
+from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object
+from oars.kube.port_forward import Forwarder
+from oars.model import HEAD, Desired, Role
+from oars.places.intent import Intent
 from oars.places.kube import names
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render import objects
-from oars.places.kube.render.describe import describe
+from oars.places.kube.render.changes import Change, Version, compare
+from oars.places.kube.render.defaults import DEFAULTS
+from oars.places.kube.render.values import SECRETS, head_values
 from oars.places.kube.state import observe
-from oars.places.kube.state.root import INTENT, Intent
-from oars.places.kube.why.api_errors import rights_told
+from oars.places.kube.state.root import INTENT, dump_intent, read_intent
+from oars.places.kube.why.api_errors import denied_with_rule
 from oars.places.report import Report
+from oars.plan.desired import build
+from oars.plan.fill import fill
 from oars.spec.cluster import ClusterSpec
+from oars.spec.status import Phase, Status
 
-WRITE_TRIES = 10  # of a change: the loop writes its notes to the same object
+MODES = ("operator", "direct")
+REPORT_SECONDS = 10.0  # after that, a status of an older generation is reported
+WRITE_ATTEMPTS = 10  # of a change: the controller writes to the same object
 
 
 class KubeBackend:
-    """See home.Home. Everything is done in the event loop that first used it."""
+    """All clusters of one namespace. See backend.Backend. Use it in one event loop only."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], where: Where) -> None:
-        self._environ = environ
-        self._settings = settings
-        self._where = where
-        self._identity = new_identity()
-        self._client_: Client | None = None
-        self._runs: dict[str, Direct] = {}
-        self._modes: dict[str, str] = {}
-        self._homes: dict[str, str] = {}  # cluster → namespace, where it is not ours
-        self._roots: dict[str, Object] = {}  # cluster → its root, as made or first seen: others may get the name later
-        self._ways: dict[str, Tunnels] = {}
+    place = "kubernetes"
 
-    @property
-    def _client(self) -> Client:
-        if self._client_ is None:
-            where = self._where
-            path = Path(where.kubeconfig) if where.kubeconfig else None
-            target = config.load(self._environ, context=where.context, namespace=where.namespace, kubeconfig=path)
-            self._client_ = Client(target, user_agent="oars")
-        return self._client_
+    def __init__(self, settings: Settings, environ: Mapping[str, str], location: Location) -> None:
+        self.settings = settings
+        self.environ = environ
+        self.location = location
+        self.identity = new_identity()
+        self.opened: set[KubeHandle] = set()  # handles that have connections or tasks
+        self._client: Client | None = None
 
     @property
     def client(self) -> Client:
-        """For commands that need more than the home offers (exec, cp)."""
+        if self._client is None:
+            location = self.location
+            path = Path(location.kubeconfig) if location.kubeconfig else None
+            target = config.load(self.environ, context=location.context, namespace=location.namespace, kubeconfig=path)
+            self._client = Client(target, user_agent="oars")
         return self._client
 
     @property
     def namespace(self) -> str:
-        return self._client.target.namespace
+        return self.client.target.namespace
 
-    def namespace_of(self, name: str) -> str:
-        return self._homes.get(name, self.namespace)
+    async def login(self) -> None:
+        await self.client.log_in()
 
-    # create
+    def cluster(self, name: str) -> KubeHandle:
+        return KubeHandle(self, name, self.namespace)
 
-    async def create(self, name: str, spec: ClusterSpec, how: Making) -> None:
-        engine = engines.get(spec.engine)
-        namespace = spec.namespace_for(name, self._where.namespace) or self.namespace
-        objects.manifests(describe(name, namespace, spec, engine))  # what cannot be rendered is said before all else
-        self._homes[name] = namespace
-        mode = self._where.mode or await operator_client.find_mode(self._client, namespace)
-        if self._where.mode == "operator":
-            await operator_client.check_watched(self._client, namespace)
-        how.progress(f"{name}: {mode} mode, namespace {namespace}")
-        if mode not in ("operator", "direct"):
-            raise UsageError(f"There is no mode {mode!r}.", "Use operator or direct.")
+    async def list(self, *, all_namespaces: bool = False) -> list[KubeHandle]:
+        namespace = None if all_namespaces else self.namespace
+        modes: dict[tuple[str, str], str] = {}
+        for root in await self._direct_roots(namespace):
+            modes[root["metadata"]["namespace"], root["metadata"]["labels"][names.CLUSTER]] = "direct"
+        for root in await operator_client.list_all(self.client, namespace):
+            modes[root["metadata"]["namespace"], root["metadata"]["name"]] = "operator"
+        return [KubeHandle(self, name, where, mode) for (where, name), mode in sorted(modes.items())]
+
+    async def _direct_roots(self, namespace: str | None) -> Sequence[Object]:
+        try:
+            listed = await self.client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
+        except ApiError as error:
+            if error.status != 403 or not await operator_client.is_served(self.client, namespace):
+                raise
+            return ()  # users of an operator need no right to list ConfigMaps
+        return [
+            root for root in listed.items
+            if names.CLUSTER in root["metadata"].get("labels", {}) and INTENT in root.get("data", {})
+        ]  # fmt: skip
+
+    async def create(self, name: str, spec: ClusterSpec, options: CreateOptions) -> KubeHandle:
+        namespace = spec.namespace_for(name, self.location.namespace) or self.namespace
+        objects.manifests(_desired(name, namespace, spec))  # report an invalid spec before anything else
+        mode = self.location.mode or await operator_client.find_mode(self.client, namespace)
+        if mode not in MODES:
+            raise UsageError(f"There is no mode {mode!r}.", f"Modes: {', '.join(MODES)}.")
+        if self.location.mode == "operator":
+            await operator_client.check_watched(self.client, namespace)
+        options.progress(f"{name}: {mode} mode, namespace {namespace}")
+        handle = KubeHandle(self, name, namespace, mode)
+        create = handle.create_operated if mode == "operator" else handle.create_direct
         if not spec.namespace.create:
-            await self._create_in(namespace, name, spec, mode, how)
-        else:
-            await self._make_namespace(name, namespace, spec)
-            async with self._or_deleted(NAMESPACE, namespace):
-                await self._create_in(namespace, name, spec, mode, how)
-        self._modes[name] = mode
-
-    async def _create_in(self, namespace: str, name: str, spec: ClusterSpec, mode: str, how: Making) -> None:
-        if mode == "operator":
-            with _taken(f"A cluster called {name!r} is there already."):
-                self._roots[name] = await operator_client.create(self._client, name, namespace, spec)
-        else:
-            await self._create_direct(name, namespace, spec, how)
-
-    async def _make_namespace(self, name: str, namespace: str, spec: ClusterSpec) -> None:
+            await create(spec, options)
+            return handle
         body = {"name": namespace, "labels": names.labels(name, spec.engine)}
-        with _taken(f"A namespace called {namespace!r} is there already."):
-            await self._client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": body})
-
-    async def _create_direct(self, name: str, namespace: str, spec: ClusterSpec, how: Making) -> None:
-        intent = Intent(spec.model_dump(mode="json", by_alias=True, exclude_defaults=True), tied=how.tied)
-        metadata = {"name": names.root(name), "namespace": namespace, "labels": names.labels(name, spec.engine)}
-        root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": intent.data()}
-        with _taken(f"A cluster called {name!r} is there already."):
-            self._roots[name] = made = await self._client.create(root)
-        async with self._or_deleted(CONFIG_MAP, names.root(name), namespace, uid=made["metadata"]["uid"]):
-            await make_lease(self._client, made, self._identity)
-            await self._run(name)
+        with _name_in_use(f"Namespace {namespace!r} exists already.", "Choose another name."):
+            await self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": body})
+        async with self.deleted_on_error(NAMESPACE, namespace):
+            await create(spec, options)
+        return handle
 
     @contextlib.asynccontextmanager
-    async def _or_deleted(
+    async def deleted_on_error(
         self, kind: Kind, name: str, namespace: str | None = None, uid: str | None = None
     ) -> AsyncIterator[None]:
-        """What we have just made goes again if the rest fails."""
+        """Delete an object that was just created if the body fails."""
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OarsError):  # what failed first is what the user must hear
-                await self._client.delete(kind, name, namespace, uid=uid)
+            with contextlib.suppress(OarsError):  # the first error is the one to report
+                await self.client.delete(kind, name, namespace, uid=uid)
             raise
 
-    # find
+    def cancel_create(self) -> None:
+        """Nothing to do: create() takes only a few requests."""
 
-    async def log_in(self) -> None:
-        await self._client.log_in()
+    async def close(self) -> None:
+        for handle in list(self.opened):
+            await handle.close()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
-    async def names(self) -> list[str]:
-        """Of both kinds, in our namespace."""
-        direct = await self._direct_roots(self.namespace)
-        found = {str(root["metadata"]["labels"][names.CLUSTER]): "direct" for root in direct}
-        found |= dict.fromkeys(await operator_client.list_names(self._client, self.namespace), "operator")
-        self._modes |= found
-        return sorted(found)
 
-    async def namespaces(self) -> list[str]:
-        """All that hold a cluster, wherever we may look."""
-        roots = [*await self._direct_roots(None), *await operator_client.list_all(self._client, None)]
-        return sorted({str(root["metadata"]["namespace"]) for root in roots})
+class KubeHandle:
+    """One cluster. See backend.ClusterHandle; supports containers, exec, copy and forward.
 
-    async def _direct_roots(self, namespace: str | None) -> list[Object]:
+    The root is the object that owns all others: a ComputeCluster (operator mode) or a ConfigMap (direct mode)."""
+
+    runs_as = "on Kubernetes"
+
+    def __init__(self, backend: KubeBackend, name: str, namespace: str, mode: str = "") -> None:
+        self._backend = backend
+        self.name = name
+        self.namespace = namespace
+        self._mode = mode  # empty: not known yet
+        self._root: Object | None = None  # as created or first seen; later ones with another UID are other clusters
+        self._direct: Direct | None = None
+        self._tunnels: Tunnels | None = None
+
+    @property
+    def _client(self) -> Client:
+        return self._backend.client
+
+    # create
+
+    async def create_operated(self, spec: ClusterSpec, options: CreateOptions) -> None:
+        with self._name_in_use():
+            self._root = await operator_client.create(self._client, self.name, self.namespace, spec)
+
+    async def create_direct(self, spec: ClusterSpec, options: CreateOptions) -> None:
+        name = names.root(self.name)
+        metadata = {"name": name, "namespace": self.namespace, "labels": names.labels(self.name, spec.engine)}
+        data = _intent_data(spec, tied=options.tied)
+        with self._name_in_use():
+            root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+            self._root = created = await self._client.create(root)
+        uid = created["metadata"]["uid"]
+        async with self._backend.deleted_on_error(CONFIG_MAP, name, self.namespace, uid):
+            await make_lease(self._client, created, self._backend.identity)
+            await self._reconciler()
+
+    def _name_in_use(self) -> contextlib.AbstractContextManager[None]:
+        hint = f"Choose another name, or run `oars down {self.name} -n {self.namespace}`."
+        return _name_in_use(f"Cluster {self.name!r} exists already.", hint)
+
+    # read
+
+    async def mode(self) -> str:
+        """operator or direct. Raises NotFound."""
+        if not self._mode:
+            listed = {handle.name: handle for handle in await self._backend.list()}
+            if self.name not in listed or listed[self.name].namespace != self.namespace:
+                raise self._not_found()
+            self._mode = listed[self.name]._mode
+        return self._mode
+
+    async def _read_root(self) -> Object:
+        """The root as it is now. Raises Replaced if it is another than the one created or first seen."""
+        operated = await self.mode() == "operator"
+        kind, name = (COMPUTE_CLUSTER, self.name) if operated else (CONFIG_MAP, names.root(self.name))
         try:
-            listed = await self._client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
-        except ApiError as error:
-            if error.status != 403 or not await operator_client.is_served(self._client, namespace):
-                raise
-            return []  # whoever only uses an operator's clusters need not be able to see any other
-        return [root for root in listed.items if _is_root(root)]
-
-    async def mode(self, name: str) -> str:
-        """Who looks after it."""
-        if name not in self._modes:
-            await self.names()
-        if name not in self._modes:
-            raise _missing(name, self.namespace)
-        return self._modes[name]
-
-    async def spec(self, name: str) -> ClusterSpec:
-        root = await self._root(name)
-        return operator_client.spec(root) if _is_operated(root) else operator_client.read(name, Intent.of(root).spec)
-
-    async def _root(self, name: str) -> Object:
-        """As it is now. This is where a cluster is told from another that got its name: it is the one that we made, or
-        that was there when we first looked."""
-        namespace = self.namespace_of(name)
-        is_operated = await self.mode(name) == "operator"
-        kind, called = (COMPUTE_CLUSTER, name) if is_operated else (CONFIG_MAP, names.root(name))
-        try:
-            found = await self._client.get(kind, called, namespace)
+            root = await self._client.get(kind, name, self.namespace)
         except ApiError as error:
             if not is_not_found(error):
                 raise
-            if name in self._roots and await deletion.is_there(self._client, name, namespace):  # of the other kind
-                raise Replaced(name) from None
-            raise _missing(name, namespace) from None
-        if found["metadata"]["uid"] != self._roots.setdefault(name, found)["metadata"]["uid"]:
-            raise Replaced(name)
-        return found
+            if self._root is not None and await deletion.exists(self._client, self.name, self.namespace):
+                raise Replaced(self.name) from None  # by a cluster of the other mode
+            raise self._not_found() from None
+        self._root = self._root or root
+        if root["metadata"]["uid"] != self._uid:
+            raise Replaced(self.name)
+        return root
 
-    def _uid(self, name: str) -> str:
-        """Of the cluster, if we have looked at it before."""
-        return str(self._roots[name]["metadata"]["uid"]) if name in self._roots else ""
+    @property
+    def _uid(self) -> str:
+        return str(self._root["metadata"]["uid"]) if self._root else ""
 
-    async def _run(self, name: str) -> Direct:
-        """Our part in looking after a cluster, or in looking at it."""
-        if name not in self._runs:
-            run = Direct(self._client, self.namespace_of(name), name, self._identity, self._uid(name))
-            await run.start()
-            self._runs[name] = run
-        return self._runs[name]
+    def _not_found(self) -> NotFound:
+        message = f"There is no cluster {self.name!r} in namespace {self.namespace!r}."
+        return NotFound(message, f"Run `oars ls -n {self.namespace}` to list clusters.")
 
-    async def report(self, name: str) -> Report:
-        wanted = await self.generation(name)
-        async for report in self.watch(name):
-            if report.status.generation >= wanted:
-                return report
-        raise NotFound(f"The cluster {name!r} has just been stopped.")
+    async def exists(self) -> bool:
+        try:
+            await self._read_root()
+        except NotFound:
+            return False
+        return True
 
-    async def watch(self, name: str) -> AsyncIterator[Report]:
-        if await self.mode(name) == "operator":
-            async for report in operator_client.watch(self._client, name, self.namespace_of(name), self._uid(name)):
+    async def has_leftovers(self) -> bool:
+        """True if the cluster's own namespace is left, as after an interrupted stop."""
+        return await deletion.owns_namespace(self._client, self.name, self.namespace)
+
+    async def spec(self) -> ClusterSpec:
+        return _spec_of(self.name, await self._read_root())
+
+    async def generation(self) -> int:
+        root = await self._read_root()
+        return int(root["metadata"]["generation"]) if _is_operated(root) else read_intent(root).generation
+
+    async def report(self, timeout: float | None = None) -> Report:  # noqa: ASYNC109 (see ClusterHandle)
+        """If the controller does not act on the current generation in time, the report of an older one."""
+        seconds = REPORT_SECONDS if timeout is None else timeout
+        last: Report | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                wanted = await self.generation()
+                async for last in self.watch():
+                    if last.status.generation >= wanted:
+                        return last
+        except TimeoutError:
+            if last is None:
+                message = f"No status for {self.name!r}: the API server did not answer within {seconds:.0f} s."
+                raise TimedOut(message, "Check that the API server responds: `kubectl get --raw /readyz`.") from None
+            note = "The last change has not been acted on yet; check `oars operator status`."
+            message = f"{last.status.message} {note}".strip()
+            return replace(last, status=replace(last.status, message=message))
+        raise NotFound(f"Cluster {self.name!r} has been stopped.")
+
+    async def watch(self) -> AsyncIterator[Report]:
+        if await self.mode() == "operator":
+            async for report in operator_client.watch(self._client, self.name, self.namespace, self._uid):
                 yield report
             return
-        async for report in (await self._run(name)).watch():
+        async for report in (await self._reconciler()).watch():
             yield report
 
-    async def generation(self, name: str) -> int:
-        root = await self._root(name)
-        return int(root["metadata"]["generation"]) if _is_operated(root) else Intent.of(root).generation
+    async def _reconciler(self) -> Direct:
+        """Direct mode: this client's part, which reconciles the cluster or follows the client that does."""
+        if self._direct is None:
+            direct = Direct(self._client, self.namespace, self.name, self._backend.identity, self._uid)
+            await direct.start()
+            self._direct = direct
+            self._backend.opened.add(self)
+        return self._direct
+
+    def last_report(self) -> Report | None:
+        return self._direct.report if self._direct else None
+
+    def fallback_status(self, problem: str) -> Status:
+        last = self.last_report()
+        unknown = Status(self.name, "?", "kubernetes", Phase.PENDING, mode=self._mode, namespace=self.namespace)
+        return replace(last.status if last else unknown, reason="Unseen", message=problem)
 
     # change
 
-    async def scale(self, name: str, replicas: int, group: str | None, *, force: bool = False) -> None:
-        async def rescale() -> ClusterSpec:
-            return rescaled(name, await self.spec(name), replicas, group)
+    async def scale(self, replicas: int, group: str | None = None, *, force: bool = False) -> None:
+        await self._rewrite(lambda spec: with_workers(self.name, spec, replicas, group), force=force)
 
-        await self._rewrite(name, rescale, force=force)
+    async def diff(self, spec: ClusterSpec) -> tuple[Change, ...]:
+        before = await self.spec()
+        old, new = (_desired(self.name, self.namespace, each) for each in (before, spec))
+        return compare(Version(before, old), Version(spec, new))
 
-    async def change(self, name: str, spec: ClusterSpec, *, force: bool = False) -> None:
-        """Another description for a cluster that is there."""
+    async def apply(self, spec: ClusterSpec, *, force: bool = False) -> None:
+        wanted = spec.model_copy(update={"place": "kubernetes"})
+        await self._rewrite(lambda _: wanted, force=force)
 
-        async def described() -> ClusterSpec:
-            return spec
-
-        await self._rewrite(name, described, force=force)
-
-    async def _rewrite(self, name: str, described: Callable[[], Awaitable[ClusterSpec]], *, force: bool) -> None:
-        """Only over what we have read; where somebody else wrote in between, `described` is asked once more."""
-        for left in reversed(range(WRITE_TRIES)):
+    async def _rewrite(self, change: Callable[[ClusterSpec], ClusterSpec], *, force: bool) -> None:
+        """Write the changed spec if nobody else wrote since it was read; otherwise read and change it again."""
+        for attempts_left in reversed(range(WRITE_ATTEMPTS)):
+            root = await self._read_root()
+            spec = change(_spec_of(self.name, root))
             try:
-                await self._rewrite_once(name, described, force=force)
-                return
+                if _is_operated(root):
+                    await operator_client.change(self._client, root, spec, force=force)
+                else:
+                    body = {
+                        "metadata": {"resourceVersion": root["metadata"]["resourceVersion"]},
+                        "data": _intent_data(spec, read_intent(root), force=force),
+                    }
+                    await self._client.patch(CONFIG_MAP, names.root(self.name), self.namespace, body)
+                break
             except ApiError as error:
-                if error.status != 409 or not left:
+                if error.status != 409 or not attempts_left:
                     raise
+        if self._direct is not None:
+            self._direct.wake()
 
-    async def _rewrite_once(self, name: str, described: Callable[[], Awaitable[ClusterSpec]], *, force: bool) -> None:
-        root = await self._root(name)
-        if _is_operated(root):
-            await operator_client.change(self._client, root, await described(), force=force)
-            return
-        intent, metadata = Intent.of(root), root["metadata"]
-        data = (await described()).model_dump(mode="json", by_alias=True, exclude_defaults=True)
-        changed = Intent(data, intent.generation + 1, force, intent.tied)
-        body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "data": changed.data()}
-        await self._client.patch(CONFIG_MAP, metadata["name"], metadata["namespace"], body)
-        if name in self._runs:
-            self._runs[name].poke()
+    async def stop(self, timeout: float = STOP_SECONDS) -> bool:  # noqa: ASYNC109 (see ClusterHandle)
+        """Delete the root; controllers stop when it is gone. A cluster that has taken the name is left alone."""
+        is_ours = await deletion.remove(self._client, self.name, self.namespace, self._root)
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            await direct.close()
+        return not is_ours or await deletion.await_end(self._client, self.name, self.namespace, timeout)
 
-    async def stop(self, name: str, *, wait: float) -> bool:
-        """Whoever looks after it stops when it sees that its root is gone. One that we made or know is stopped, and no
-        other that has its name by now."""
-        namespace = self.namespace_of(name)
-        is_ours = await deletion.remove(self._client, name, namespace, self._roots.get(name))
-        run = self._runs.pop(name, None)
-        if run is not None:
-            await run.close()
-        self._modes.pop(name, None)
-        return not is_ours or await deletion.await_end(self._client, name, namespace, wait)
-
-    async def has_left(self, name: str) -> bool:
-        """The namespace that was made for it: whoever was interrupted, or the watcher beside a head, leaves it."""
-        return await deletion.is_its_own(self._client, name, self.namespace_of(name))
-
-    def stop_at_exit(self, name: str) -> None:
+    def stop_at_exit(self) -> None:
         async def stop() -> None:
-            home = KubeBackend(self._settings, self._environ, self._where)
-            home._homes = dict(self._homes)
+            backend = KubeBackend(self._backend.settings, self._backend.environ, self._backend.location)
             try:
-                await deletion.remove(home._client, name, home.namespace_of(name), self._roots.get(name))
+                await deletion.remove(backend.client, self.name, self.namespace, self._root)
             finally:
-                await home.close()
+                await backend.close()
 
-        with contextlib.suppress(OarsError, OSError):  # Python is ending; the helper beside the head does it later
+        with contextlib.suppress(OarsError, OSError):  # the helper in the head's pod removes the cluster later
             asyncio.run(stop())
 
     # use
 
-    async def open(self, name: str) -> None:
-        """Secrets fetched, and a way to every port that the head serves."""
-        if name not in self._ways:
-            spec = await self.spec(name)
-            namespace = self.namespace_of(name)
-            cluster = describe(name, namespace, spec, engines.get(spec.engine))
-            ways = Tunnels(self._client, cluster, self._settings.state_dir / "kubernetes")
-            await ways.open()
-            self._ways[name] = ways
+    async def open(self) -> None:
+        """Fetch the secrets and open a tunnel to every port of the head's Service."""
+        if self._tunnels is None:
+            spec = await self.spec()
+            cluster = _desired(self.name, self.namespace, spec)
+            tunnels = Tunnels(self._client, spec, cluster, self._backend.settings.state_dir / "kubernetes")
+            await tunnels.open()
+            self._tunnels = tunnels
+            self._backend.opened.add(self)
 
-    def access(self, name: str) -> Access:
-        if name not in self._ways:
-            raise OarsError(f"The way to {name!r} is not open yet.", "Wait until the cluster is ready.")
-        return self._ways[name].access()
+    def _opened(self) -> Tunnels:
+        if self._tunnels is None:
+            raise OarsError(f"Cluster {self.name!r} is not connected.", "Wait until the cluster is ready.")
+        return self._tunnels
 
-    def driver(self, name: str) -> Driver:
-        """In a Python that has the engine: the running one, or a cached environment, built if need be."""
-        access, ways = self.access(name), self._ways[name]
-        spec = ways.cluster.spec
-        environments = Environments(self._settings.cache_dir)
+    def access(self) -> Access:
+        return self._opened().access()
+
+    def driver(self) -> Driver:
+        """Uses a Python that has the engine: the running one or a cached environment, built if it is missing."""
+        tunnels = self._opened()
+        spec = tunnels.spec
         needs = engines.get(spec.engine).needs(spec)
+        environments = Environments(self._backend.settings.cache_dir)
         env = environments.prepare(spec.engine, needs, spec.environment.packages, lambda _: None)
-        return make_driver(str(env.python), access, self._environ, ways.directory)
+        return make_driver(str(env.python), tunnels.access(), self._backend.environ, tunnels.directory)
 
-    async def pods(self, name: str) -> dict[str, Object]:
-        """member → pod, for logs and exec. Some may be left of a cluster that is gone; those of another that has its
-        name are not its own."""
+    async def close(self) -> None:
+        tunnels, direct = self._tunnels, self._direct
+        self._tunnels = self._direct = None
+        self._backend.opened.discard(self)
+        if tunnels is not None:
+            await tunnels.close()
+        if direct is not None:
+            await direct.close()
+
+    # pods
+
+    async def _pods(self) -> dict[str, Object]:
+        """The pod of each member. Pods may outlive their cluster."""
         try:
-            await self._root(name)
+            await self._read_root()
         except Replaced:
             raise
         except NotFound:
-            pass
-        selector = names.selector({names.CLUSTER: name})
-        listed = (await self._client.list(POD, self.namespace_of(name), labels=selector)).items
+            if not self._mode:
+                raise
+        listed = await self._client.list(POD, self.namespace, labels=names.selector({names.CLUSTER: self.name}))
         found: dict[str, Object] = {}
-        for pod in sorted(listed, key=lambda each: str(each["metadata"]["creationTimestamp"])):
+        for pod in sorted(listed.items, key=lambda each: str(each["metadata"]["creationTimestamp"])):
             if observe.is_staying(pod):
                 found[HEAD if observe.role(pod) is Role.HEAD else pod["metadata"]["name"]] = pod
         return found
 
-    async def members(self, name: str) -> Sequence[str]:
-        return list(await self.containers(name))
+    async def members(self) -> Sequence[str]:
+        return sorted(await self._pods())
 
-    async def containers(self, name: str) -> Containers:
-        await self.mode(name)
-        return {member: observe.containers(pod) for member, pod in sorted((await self.pods(name)).items())}
+    async def containers(self) -> dict[str, Sequence[str]]:
+        return {member: observe.containers(pod) for member, pod in sorted((await self._pods()).items())}
 
-    def lines(self, name: str, member: str, how: Reading = PLAIN) -> AsyncIterator[str]:
-        """Following goes on when the container is started again or, for the head, replaced."""
+    def logs(self, member: str, options: LogOptions = WHOLE_LOG) -> AsyncIterator[str]:
+        """Following continues when the container restarts or, for the head, its pod is replaced."""
 
-        async def find() -> Object | None:
-            return (await self.pods(name)).get(member)
+        async def find_pod() -> Object | None:
+            return (await self._pods()).get(member)
 
-        return pod_logs.lines(self._client, find, how)
+        return pod_logs.lines(self._client, find_pod, options)
 
-    def last_seen(self, name: str) -> Report | None:
-        run = self._runs.get(name)
-        return run.report if run else None
+    async def _container(self, member: str, container: str | None = None) -> tuple[str, str, bool]:
+        """The pod, the container, and whether that is the member's main one (None)."""
+        pods = await self._pods()
+        if member == HEAD and HEAD not in pods:
+            hint = f"Run `oars why {self.name} -n {self.namespace}`."
+            raise NotFound(f"Cluster {self.name!r} has no head pod.", hint)
+        check_member(self.name, member, list(pods))
+        pod = pods[member]
+        main = observe.role(pod).value
+        if container is not None:
+            check_container(container, observe.containers(pod))
+        return pod["metadata"]["name"], container or main, container in (None, main)
 
-    def cancel(self) -> None:
-        """Nothing here takes long enough to be called off."""
+    async def exec(
+        self, command: Sequence[str], member: str, container: str | None, *, tty: bool = False
+    ) -> ExecSession:
+        pod, chosen, is_main = await self._container(member, container)
+        argv = list(command)
+        if is_main:  # other containers may lack `env`, and the files that the environment names
+            env = pod_programs.driver_env(_desired(self.name, self.namespace, await self.spec()))
+            argv = pod_programs.with_env(env, argv or pod_programs.python(env, interactive=tty))
+        return await kube_exec.execute(self._client, self.namespace, pod, argv, container=chosen, stdin=True, tty=tty)
 
-    async def close(self) -> None:
-        for ways in self._ways.values():
-            await ways.close()
-        self._ways.clear()
-        for run in self._runs.values():
-            await run.close()
-        self._runs.clear()
-        if self._client_ is not None:
-            await self._client_.close()
-            self._client_ = None
+    async def copy_to(self, source: Path, target: str, member: str, container: str | None = None) -> None:
+        pod, chosen, _ = await self._container(member, container)
+        await copy.copy_to(self._client, self.namespace, pod, source, target, chosen)
+
+    async def copy_from(self, source: str, target: Path, member: str, container: str | None = None) -> None:
+        pod, chosen, _ = await self._container(member, container)
+        await copy.copy_from(self._client, self.namespace, pod, source, target, chosen)
+
+    async def dashboard_secret(self) -> str:
+        secret = _desired(self.name, self.namespace, await self.spec()).shape.dashboard_secret
+        return f"{SECRETS}/{secret}" if secret else ""
+
+    @contextlib.asynccontextmanager
+    async def forward_dashboard(self, port: int) -> AsyncIterator[str]:
+        shape = _desired(self.name, self.namespace, await self.spec()).shape
+        url = shape.endpoints.get("dashboard", "")
+        target = next((port for port in shape.head.process.ports if port.dashboard), None)
+        if not url or target is None:
+            raise NotFound(f"The engine of cluster {self.name!r} has no dashboard.")
+        await self._container(HEAD)  # fail at once if there is no head
+        forwarder = Forwarder(self._client, self._head_port(target.default), port)
+        try:
+            local = await forwarder.start()
+        except OSError as error:
+            message = f"Port {port} cannot be used: {error.strerror}."
+            raise OarsError(message, "Choose another one with --port.") from error
+        try:
+            yield fill(url, head_values("127.0.0.1", shape, {target.name: local}))
+        finally:
+            await forwarder.close()
+
+    def _head_port(self, port: int) -> Callable[[], Awaitable[tuple[str, str, int]]]:
+        """Find the current head for each new connection."""
+
+        async def choose() -> tuple[str, str, int]:
+            try:
+                pod, _, _ = await self._container(HEAD)
+            except NotFound as error:
+                raise OSError(error.message) from error
+            return self.namespace, pod, port
+
+        return choose
 
 
-def _missing(name: str, namespace: str) -> NotFound:
-    return NotFound(f"There is no cluster {name!r} in the namespace {namespace}.", "`oars ls` lists them.")
+def _desired(name: str, namespace: str, spec: ClusterSpec) -> Desired:
+    return build(name, spec, engines.get(spec.engine), DEFAULTS, namespace=namespace)
 
 
 def _is_operated(root: Object) -> bool:
     return bool(root["kind"] == COMPUTE_CLUSTER.kind)
 
 
-def _is_root(config_map: Object) -> bool:
-    return names.CLUSTER in config_map["metadata"].get("labels", {}) and INTENT in config_map.get("data", {})
+def _spec_of(name: str, root: Object) -> ClusterSpec:
+    return operator_client.spec(root) if _is_operated(root) else operator_client.read(name, read_intent(root).spec)
+
+
+def _intent_data(
+    spec: ClusterSpec, before: Intent | None = None, *, tied: bool = False, force: bool = False
+) -> dict[str, str]:
+    """The data of a direct cluster's root: new, or the next generation."""
+    dumped = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if before is None:
+        return dump_intent(Intent(dumped, tied=tied))
+    return dump_intent(before.changed(spec=dumped, force=force))
 
 
 @contextlib.contextmanager
-def _taken(sentence: str) -> Any:
+def _name_in_use(message: str, hint: str) -> Iterator[None]:
+    """Raise NameInUse if the API server says that the object exists."""
     try:
-        with rights_told():
+        with denied_with_rule():
             yield
     except ApiError as error:
         if error.reason != "AlreadyExists":
             raise
-        raise NameInUse(sentence, "Choose another name, or remove it with `oars down`.") from None
+        raise NameInUse(message, hint) from None

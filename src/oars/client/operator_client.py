@@ -1,66 +1,70 @@
-"""Clusters of an operator, as a client sees them: ComputeClusters."""
+"""A client's access to clusters that an operator reconciles: ComputeClusters."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from oars import engines
+from oars.base import codec
 from oars.base.errors import Denied, SpecError, UsageError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.informer import Informer, await_synced, check, start, stop
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, CRD, LEASE, POD, Kind, Object
-from oars.kube.lease import held
-from oars.model import Cause, MemberId, MemberState, Retiring
+from oars.kube.informer import Informer, raise_failure, start_all, stop_all, wait_all_synced
+from oars.kube.kinds import CONFIG_MAP, CRD, LEASE, POD, Kind, Object
+from oars.kube.lease import find_held_lease
+from oars.model import Cause, Observed
 from oars.places.kube import names
-from oars.places.kube.state import observe, ownership, replicas, status_codec
+from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.state import observe, ownership, status_codec
 from oars.places.kube.state.cache import trimmed_pod
-from oars.places.kube.state.root import FORCE
-from oars.places.kube.why.api_errors import rights_told
+from oars.places.kube.why.api_errors import denied_with_rule
 from oars.places.report import Report
+from oars.plan.decide import failures
+from oars.plan.status import member_statuses
 from oars.plan.why import draining
 from oars.spec import load
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
 
 OPERATOR_LEASE = "oars-operator"
-OPERATOR_NAMESPACE = "oars-system"  # unless the definition names another
+OPERATOR_NAMESPACE = "oars-system"  # unless the CRD names another
 SYNC_SECONDS = 30.0
 
 
 async def find_mode(client: Client, namespace: str) -> str:
-    """operator, if it is installed and somebody is at work in this namespace; else direct."""
+    """operator if an operator is installed, runs and watches this namespace; else direct."""
     if not await is_served(client, namespace):
         return "direct"
     try:
-        lease = await held(client, await home(client), OPERATOR_LEASE)
+        lease = await find_held_lease(client, await operator_namespace(client), OPERATOR_LEASE)
     except ApiError as error:
-        if error.status == 403:  # we may not look: where the kind is served, it is most likely looked after
+        if error.status == 403:  # we may not read the Lease; where the CRD is installed, an operator most likely runs
             return "operator"
         raise
     return "operator" if lease and not _others(lease, namespace) else "direct"
 
 
 async def check_watched(client: Client, namespace: str) -> None:
-    """For whoever insists on an operator: raises if the one there is looks after other namespaces only. One that is
-    away may come back."""
-    lease = await seen(client, LEASE, OPERATOR_LEASE, await home(client))
+    """Raise UsageError if the operator watches other namespaces only. One that does not run may come back."""
+    lease = await get_if_allowed(client, LEASE, OPERATOR_LEASE, await operator_namespace(client))
     if lease and (others := _others(lease, namespace)):
-        hint = "Choose one of those with --namespace, or use --mode direct."
+        hint = f"Use `--namespace {others[0]}`, or `--mode direct`."
         raise UsageError(f"The operator does not watch the namespace {namespace!r}: only {', '.join(others)}.", hint)
 
 
 def _others(lease: Object, namespace: str) -> list[str]:
-    """The namespaces that the operator watches, if this is not one of them."""
-    said = str((lease["metadata"].get("annotations") or {}).get(names.OPERATOR_WATCHES, ""))
-    watched = [each for each in said.split(",") if each]
+    """The namespaces that the operator watches, if this is not one of them; empty: it watches this one."""
+    annotation = str((lease["metadata"].get("annotations") or {}).get(names.OPERATOR_WATCHES, ""))
+    watched = [each for each in annotation.split(",") if each]
     return [] if namespace in watched else watched
 
 
 async def is_served(client: Client, namespace: str | None) -> bool:
-    """Whether there are ComputeClusters here, and we may see them."""
+    """True if the CRD is installed and we may list ComputeClusters."""
     try:
         await client.list(COMPUTE_CLUSTER, namespace, limit=1)
     except ApiError as error:
@@ -70,15 +74,15 @@ async def is_served(client: Client, namespace: str | None) -> bool:
     return True
 
 
-async def home(client: Client) -> str:
-    """The namespace in which the operator was installed. Everybody may look there, where it was installed whole."""
-    definition = await seen(client, CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}")
-    said = definition["metadata"].get("annotations") if definition else None
-    return str((said or {}).get(names.OPERATOR_HOME, OPERATOR_NAMESPACE))
+async def operator_namespace(client: Client) -> str:
+    """The namespace of the operator, as its CRD says. A complete installation lets everybody read that."""
+    definition = await get_if_allowed(client, CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}")
+    annotations = definition["metadata"].get("annotations") if definition else None
+    return str((annotations or {}).get(names.OPERATOR_HOME, OPERATOR_NAMESPACE))
 
 
-async def seen(client: Client, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-    """None: it is not there, or is not ours to see."""
+async def get_if_allowed(client: Client, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
+    """The object; None if it does not exist or we may not read it."""
     try:
         return await client.get(kind, name, namespace)
     except ApiError as error:
@@ -96,68 +100,58 @@ async def list_all(client: Client, namespace: str | None) -> list[Object]:
         raise
 
 
-async def list_names(client: Client, namespace: str) -> list[str]:
-    return [str(resource["metadata"]["name"]) for resource in await list_all(client, namespace)]
-
-
 async def create(client: Client, name: str, namespace: str, spec: ClusterSpec) -> Object:
-    """What was made."""
-    metadata = {"name": name, "namespace": namespace, "annotations": _counted(spec)}
+    """Create the ComputeCluster and return it."""
+    metadata = {"name": name, "namespace": namespace}
     head = {"apiVersion": COMPUTE_CLUSTER.api_version, "kind": COMPUTE_CLUSTER.kind, "metadata": metadata}
-    return await client.create({**head, "spec": _said(name, spec, namespace)})
+    return await client.create({**head, "spec": _resource_spec(name, spec, namespace)})
 
 
-def _said(name: str, spec: ClusterSpec, namespace: str) -> Object:
-    """As a resource has it: the first group's number is the cluster's, which is what `kubectl scale` and autoscalers
-    read and write; and that it is where it is need not be said."""
+def _resource_spec(name: str, spec: ClusterSpec, namespace: str) -> Object:
+    """The spec of the resource. The first group's number is `replicas`, which `kubectl scale` and autoscalers use; the
+    resource's own namespace is left out."""
     if spec.namespace.name == namespace:
         spec = spec.model_copy(update={"namespace": spec.namespace.model_copy(update={"name": None})})
-    said: Object = load.dump(load.Manifest(name, spec))["spec"]
-    said.pop("place", None)
+    resource_spec: Object = load.dump(load.Manifest(name, spec))["spec"]
+    resource_spec.pop("place", None)
     if spec.workers:
-        groups = said.setdefault("workers", [{}])
-        said["workers"] = [{key: value for key, value in groups[0].items() if key != "replicas"}, *groups[1:]]
-        said["replicas"] = spec.workers[0].replicas
-    return said
-
-
-def _counted(spec: ClusterSpec) -> dict[str, str]:
-    """As if the first group said its number itself: if it ever does and says another, that is news."""
-    first = spec.group(None)
-    return {replicas.SAID: replicas.mark(first.name, first.replicas)} if first else {}
+        resource_spec["replicas"] = spec.workers[0].replicas
+        for group in resource_spec.get("workers", ())[:1]:
+            del group["replicas"]
+    return resource_spec
 
 
 def spec(resource: Object) -> ClusterSpec:
-    return read(str(resource["metadata"]["name"]), replicas.spec(resource))
+    return read(str(resource["metadata"]["name"]), resource["spec"])
 
 
 def read(name: str, data: Mapping[str, Any]) -> ClusterSpec:
-    """What is kept of a cluster. Others write it as well, and the API server's schema does not see every mistake."""
+    """Parse the stored spec. The schema of the CRD does not catch every mistake that other writers can make."""
     try:
-        return load.build({**data, "place": "kubernetes"}).spec
+        return load.build({**data, "place": "kubernetes"}, option_model=engines.option_model).spec
     except SpecError as error:
-        message = f"The description of {name!r} that Kubernetes holds is wrong: {error.message}"
-        raise SpecError(message, f"{error.hint} Correct it there, with kubectl.".strip(), error.details) from error
+        message = f"The spec of cluster {name!r} in Kubernetes is invalid: {error.message}"
+        hint = f"{error.hint} Correct it with `kubectl edit computecluster {name}`.".strip()
+        raise SpecError(message, hint, error.details) from error
 
 
 async def change(client: Client, before: Object, changed: ClusterSpec, *, force: bool) -> None:
-    """One write, if nobody else wrote since `before` was read: the new description, and whether it may cost what
-    workers hold. The same description once more, now by force, is a second one: then the description has no new
-    generation that the force could be for."""
+    """Patch the spec unless it was written since `before` was read (409). The force annotation names the generation
+    that it applies to; if the patch does not create a new generation, it is written again with the current one."""
     name, namespace, version = (before["metadata"][key] for key in ("name", "namespace", "resourceVersion"))
-    said_before = (before["spec"].get("namespace") or {}).get("name")
-    spec_patch = merge_patch(before["spec"], _said(name, changed, "" if said_before else namespace))
+    named_before = (before["spec"].get("namespace") or {}).get("name")
+    spec_patch = merge_patch(before["spec"], _resource_spec(name, changed, "" if named_before else namespace))
     foreseen = before["metadata"]["generation"] + 1
-    annotations = {FORCE: str(foreseen) if force else None, **_counted(changed)}
+    annotations = {names.FORCE: str(foreseen) if force else None}
     body = {"metadata": {"resourceVersion": version, "annotations": annotations}, "spec": spec_patch}
     after = await client.patch(COMPUTE_CLUSTER, name, namespace, body)
     if force and after["metadata"]["generation"] != foreseen:
-        now = {"metadata": {"annotations": {FORCE: str(after["metadata"]["generation"])}}}
+        now = {"metadata": {"annotations": {names.FORCE: str(after["metadata"]["generation"])}}}
         await client.patch(COMPUTE_CLUSTER, name, namespace, now)
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:
-    """What makes the one the other (RFC 7386): null for what is gone, at any depth; lists are replaced whole."""
+    """The JSON merge patch (RFC 7386) that turns `before` into `after`."""
     patch: Object = {key: None for key in before if key not in after}
     for key, value in after.items():
         old = before.get(key)
@@ -170,20 +164,19 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:
 
 
 async def delete(client: Client, name: str, namespace: str) -> bool:
-    """Whether it was there, as far as we may see. Raises if it is there and not ours to delete: it goes on, and needs
-    all that it has."""
+    """True if the ComputeCluster existed. Raises Denied, and deletes nothing, if it exists and we may not delete it."""
     try:
-        with rights_told():
+        with denied_with_rule():
             return await client.delete(COMPUTE_CLUSTER, name, namespace, propagation="Background")
     except Denied as error:
-        if await _is_there(client, name, namespace):
-            raise Denied(f"The cluster {name!r} is an operator's. {error.message}", error.hint) from error
+        if await _exists(client, name, namespace):
+            raise Denied(f"Cluster {name!r} belongs to an operator. {error.message}", error.hint) from error
         return False
 
 
-async def _is_there(client: Client, name: str, namespace: str) -> bool:
-    """Also if we may not see it: its files can tell, which hang on it. Raises if we may not see those either, as what
-    we know nothing of is not ours to delete."""
+async def _exists(client: Client, name: str, namespace: str) -> bool:
+    """True if the ComputeCluster exists. If we may not read it, its ConfigMap names it as owner; raises Denied if we
+    may not read that either."""
     try:
         await client.get(COMPUTE_CLUSTER, name, namespace)
     except ApiError as error:
@@ -194,52 +187,52 @@ async def _is_there(client: Client, name: str, namespace: str) -> bool:
     else:
         return True
     try:
-        with rights_told():
+        with denied_with_rule():
             files = await client.get(CONFIG_MAP, names.root(name), namespace)
     except ApiError as error:
         if is_not_found(error):
             return False
         raise
-    return ownership.hangs_on(files, COMPUTE_CLUSTER.kind, name)
+    return ownership.is_owned_by(files, COMPUTE_CLUSTER.kind, name)
 
 
 async def watch(client: Client, name: str, namespace: str, uid: str = "") -> AsyncIterator[Report]:
-    """The report now and at every change, until the cluster is gone: the one with that uid, or else the first."""
+    """The report now and at every change, until the cluster is gone. `uid`: of the cluster; empty: any."""
     changed = asyncio.Event()
 
     def wake(*_: object) -> None:
         changed.set()
 
     selector = names.selector({names.CLUSTER: name})
-    roots = Informer(client, COMPUTE_CLUSTER, namespace, fields=f"metadata.name={name}", changed=wake)
-    pods = Informer(client, POD, namespace, labels=selector, keep=trimmed_pod, changed=wake)
-    tasks = start((roots, pods), changed.set)
+    roots = Informer(client, COMPUTE_CLUSTER, namespace, fields=f"metadata.name={name}", on_change=wake)
+    pods = Informer(client, POD, namespace, labels=selector, transform=trimmed_pod, on_change=wake)
+    tasks = start_all((roots, pods), changed.set)
     last: Report | None = None
     try:
-        with rights_told():
-            await await_synced((roots, pods), SYNC_SECONDS)
+        with denied_with_rule():
+            await wait_all_synced((roots, pods), SYNC_SECONDS)
         while resource := next(iter(roots.objects.values()), None):
             uid = uid or resource["metadata"]["uid"]
             if resource["metadata"]["uid"] != uid:
-                return  # another one has its name
+                return  # another cluster has taken the name
             changed.clear()
-            check(tasks)
+            raise_failure(tasks)
             report = report_of(resource, list(pods.objects.values()))
             if report != last:
                 last = report
                 yield report
             await changed.wait()
     finally:
-        await stop(tasks)
+        await stop_all(tasks)
 
 
 def report_of(resource: Object, pods: list[Object]) -> Report:
-    """The operator's word on the cluster, and the pods as they are."""
+    """The status that the operator wrote, and the state of the pods."""
     told = resource.get("status") or {}
     is_seen = bool(pods) or "observedGeneration" in told
     metadata = resource["metadata"]
-    groups = tuple(GroupStatus(**group) for group in told.get("groups") or ())
-    retiring = status_codec.load_notes(told.get("notes")).retiring
+    groups = tuple(codec.load(GroupStatus, group) for group in told.get("groups") or ())
+    retiring = status_codec.load_state(told).retiring
     causes = status_codec.load_causes(told.get("causes"))
     message = told.get("message", "").removesuffix(causes[0].hint if causes else "").rstrip()
     status = Status(
@@ -248,10 +241,10 @@ def report_of(resource: Object, pods: list[Object]) -> Report:
         place="kubernetes",
         phase=Phase(told.get("phase") or "Pending"),
         reason=told.get("reason", ""),
-        message=message or ("" if is_seen else "The operator has not seen it yet."),
-        endpoints=Endpoints(**(told.get("endpoints") or {})),
+        message=message or ("" if is_seen else "The operator has not processed it yet."),
+        endpoints=codec.load(Endpoints, told.get("endpoints") or {}),
         groups=groups,
-        members=_members(pods, retiring),
+        members=_members(told, pods),
         mode="operator",
         namespace=metadata["namespace"],
         generation=told.get("observedGeneration", 0),
@@ -264,15 +257,10 @@ def report_of(resource: Object, pods: list[Object]) -> Report:
     return Report(status, (*first, *causes, *draining(status.name, retiring)))
 
 
-def _members(pods: list[Object], retiring: Mapping[MemberId, Retiring]) -> tuple[MemberStatus, ...]:
-    found = []
-    for member in observe.members(pods, {}):
-        if member.id in retiring:
-            phase, reason = Phase.STOPPING, retiring[member.id].waits_for
-        elif member.answers:
-            phase, reason = Phase.READY, ""
-        else:
-            phase = Phase.DEGRADED if member.state is MemberState.EXITED else Phase.STARTING
-            reason = member.reason
-        found.append(MemberStatus(member.id, member.role, member.group, phase, member.address, None, reason))
-    return tuple(found)
+def _members(status: Mapping[str, Any], pods: list[Object]) -> tuple[MemberStatus, ...]:
+    """The pods as they are, ready if the engine reported so to the operator."""
+    members = observe.members(pods, {})
+    now, state = time.time(), status_codec.load_state(status)
+    observed = Observed(members, state, observe.deaths(pods, now))
+    observed = replace(observed, state=replace(state, failures=failures((), observed, state, now)))
+    return member_statuses(observed, status_codec.load_view(status, members))

@@ -1,6 +1,6 @@
-"""Which names to look at next: the same name waits once, is worked on by one at a time, and backs off after failures.
+"""Work queue: a key waits in it once, is worked on by one worker at a time, and backs off after failures.
 
-What caused a look is not kept: whoever works on a name looks at everything anyway.
+It keeps no events: a pass looks at everything anyway.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.2, 60.0
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 60.0
+MAX_DOUBLINGS = 30  # a float overflows at a thousand
 
 
 class Queue(Generic[K]):
-    """Names with the time at which each is due."""
+    """Keys, each with the time at which it is due."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], longest_backoff: float = LONGEST_BACKOFF) -> None:
         self._clock = clock
+        self._longest_backoff = longest_backoff
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._numbers = itertools.count()
@@ -32,14 +35,20 @@ class Queue(Generic[K]):
     def __len__(self) -> int:
         return len(self._due)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._due
+
     @property
-    def ready(self) -> int:
-        """How many are due by now: what waits for a worker, not for its time."""
+    def due(self) -> int:
+        """How many keys are due and wait for a worker."""
         now = self._clock()
         return sum(due <= now for due in self._due.values())
 
+    def is_due_within(self, key: K, seconds: float) -> bool:
+        return self._due.get(key, math.inf) <= self._clock() + seconds
+
     def add(self, key: K, after: float = 0.0) -> None:
-        """Due after that many seconds, or earlier if it was due earlier anyway."""
+        """Due after that many seconds, or earlier if it is due earlier already."""
         due = self._clock() + after
         if key in self._due and self._due[key] <= due:
             return
@@ -48,8 +57,8 @@ class Queue(Generic[K]):
         self._changed.set()
 
     async def take(self) -> K:
-        """The next that is due and that nobody works on. Say `done` afterwards."""
-        async with self._turn:  # one waits for the next name, the others for their turn: a change wakes one, not all
+        """The next key that is due and that nobody works on. Call `done` afterwards."""
+        async with self._turn:  # one worker waits for the next key, the others for their turn: a change wakes only one
             while True:
                 self._changed.clear()
                 key, wait = self._next()
@@ -63,7 +72,7 @@ class Queue(Generic[K]):
                     continue
 
     def _next(self) -> tuple[K | None, float | None]:
-        """A name, or how long until there may be one."""
+        """A key, or how long until there may be one."""
         now, busy = self._clock(), []
         found, wait = None, None
         while self._heap:
@@ -90,16 +99,12 @@ class Queue(Generic[K]):
             self._changed.set()
 
     def failed(self, key: K) -> float:
-        """Again, later each time; returns how much later."""
+        """Add the key again, later after each failure; returns how much later."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        pause = min(LONGEST_BACK_OFF, FIRST_BACK_OFF * 2.0**count)
+        pause = min(self._longest_backoff, FIRST_BACKOFF * 2.0 ** min(count, MAX_DOUBLINGS))
         self.add(key, pause)
         return pause
 
     def succeeded(self, key: K) -> None:
         self._failures.pop(key, None)
-
-    def forget(self, key: K) -> None:
-        self._failures.pop(key, None)
-        self._due.pop(key, None)

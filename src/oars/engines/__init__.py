@@ -1,6 +1,6 @@
-"""The registry: an engine's name → the module that has it, and what to do if it is not there.
+"""The engine registry.
 
-Third parties add one with an entry point in the group `oars.engines`:
+Third parties add an engine with an entry point in the group `oars.engines`:
 
     [project.entry-points."oars.engines"]
     toy = "toy_engine:engine"
@@ -12,11 +12,14 @@ import importlib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from oars.base.errors import OarsError, SpecError
 from oars.base.text import suggest
 from oars.engines.base import Engine, Session
+
+if TYPE_CHECKING:  # session.py also runs in environments without pydantic
+    from oars.spec.cluster import Part
 
 GROUP = "oars.engines"
 BUILT_IN = {
@@ -27,7 +30,7 @@ BUILT_IN = {
 
 
 def names() -> list[str]:
-    """All engines that can be named in a spec."""
+    """All engines that a spec can name."""
     return sorted({*BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
@@ -45,9 +48,14 @@ def get(name: str) -> Engine:
 
 
 def session(engine: Engine) -> Session:
-    """The user's half of an engine. It imports the engine itself when its functions are called."""
+    """The user's part of an engine. Its functions import the engine when they are called."""
     module: ModuleType = importlib.import_module(engine.session)  # noqa: TID251 (this is a registry)
     return cast(Session, module)
+
+
+def option_model(name: str) -> type[Part] | None:
+    """The model of the block that a spec may have under this name; None if no engine has the name, or it has none."""
+    return get(name).options_model() if name in BUILT_IN or name in names() else None
 
 
 def _find(name: str) -> EntryPoint:

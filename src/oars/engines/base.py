@@ -1,9 +1,12 @@
-"""What an engine is. One folder each:
+"""The engine interface. Each built-in engine is a package of these modules:
 
-shape.py    pure: spec → roles, argv, environment, ports, endpoints      (in the control plane)
-live.py     asks the running head: who is there, drain                   (in the control plane; no engine installed)
-head_helper.py   a script run next to the head, in the engine's environment   (optional; stdlib and the engine only)
-session.py  the user's side: connect, executor                           (in the user's Python; imports the engine)
+shape.py        pure: spec → roles, argv, environment, ports, endpoints      (control plane)
+options.py      the model of the engine's own block in a spec                (control plane; pydantic)
+live.py         queries the running head, drains workers                     (control plane; no engine installed)
+head_plugin.py  code that runs inside the head                               (optional; stdlib and the engine only)
+head_helper.py  a script that runs next to the head                          (optional; stdlib and the engine only)
+launch.py       starts a member from a preloaded Python                      (optional; stdlib and the engine only)
+session.py      connects a client and makes an executor                      (the user's Python; imports the engine)
 """
 
 from __future__ import annotations
@@ -16,83 +19,113 @@ from typing import TYPE_CHECKING, Any, Protocol
 from oars.base.errors import EngineUnreachable
 from oars.model import Drained, MemberId, Needs, Shape, View
 
-if TYPE_CHECKING:  # the user's half of an engine also runs in environments without pydantic
-    from oars.spec.cluster import ClusterSpec
+if TYPE_CHECKING:  # session.py also runs in environments without pydantic
+    from oars.spec.cluster import ClusterSpec, Part
+
+ASK_SECONDS = 120.0
 
 
 class Wire(Protocol):
-    """The way to a running head, whatever the place."""
+    """Access to a running head, independent of the place."""
 
     @property
     def addresses(self) -> Mapping[MemberId, Mapping[str, str]]:
-        """host:port of every member's ports by name, as the engine itself would write them."""
+        """host:port of each member's ports by name, as the engine itself writes them."""
 
     @property
     def incarnations(self) -> Mapping[MemberId, str]:
-        """The incarnation of every member that runs."""
-
-    @property
-    def answering(self) -> frozenset[MemberId]:
-        """Members of which the place itself knows, by its own probes, that they answer."""
+        """The incarnation of each running member."""
 
     def fill(self, text: str) -> str:
-        """A template of the shape (endpoints, driver_env) with the head's values."""
+        """Fill in the head's values in a template of the shape (endpoints, driver_env)."""
 
     async def http(self, port: str, path: str, *, method: str = "GET", body: bytes = b"") -> bytes:
-        """Ask the head's port of that name. Raises EngineUnreachable when there is no 2xx answer in time."""
+        """Send a request to the head's port of that name. Raises EngineUnreachable without a 2xx reply in time."""
 
-    async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
-        """Have `script` (the engine's head_helper.py) answer a request next to the head.
+    async def ask(self, script: str, request: Mapping[str, Any], *, seconds: float = ASK_SECONDS) -> Any:
+        """Send a request to `script` (the engine's head_helper.py), which runs next to the head.
 
-        The script runs for as long as the head does, in its environment, with the head's env variables: it reads one
-        JSON object a line from stdin and writes one a line to stdout, {"ok": …} or {"error": "…"}.
-        Raises EngineUnreachable."""
+        The script lives as long as the head and has its environment. It reads one JSON object per line from stdin and
+        writes one per line to stdout: {"ok": …} or {"error": "…"}. Raises EngineUnreachable."""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """How `oars shell` greets its user and, where Oars is not installed (in a pod), connects.
+
+    `connect` is Python source that assigns `client` and uses only the engine; it finds the shape's driver_env and
+    OARS_ADDRESS in the environment."""
+
+    connect: str = ""
+    greeting: str = "`client` is connected."
 
 
 class Engine(Protocol):
-    """The control plane's half."""
+    """The control plane's part of an engine. A plug-in may inherit from this class: what is optional has a default."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def session(self) -> str:
-        """Dotted name of the module with the user's half (see Session)."""
+        """Dotted name of the module that implements Session."""
+
+    @property
+    def shell(self) -> Shell:
+        return Shell()
+
+    @property
+    def immutable_options(self) -> Mapping[str, str]:
+        """Options that a running cluster cannot change, by their name in files, with the reason.
+
+        They need a new head and break connected clients, so a change is refused."""
+        return {}
+
+    def options_model(self) -> type[Part] | None:
+        """The model of the block that a spec has under this engine's name. None: the engine reads `spec.options`."""
+        return None
 
     def needs(self, spec: ClusterSpec) -> Needs: ...
 
     def check(self, spec: ClusterSpec) -> None:
-        """Raise SpecError for what this engine cannot do."""
+        """Raise SpecError for what this engine does not support."""
 
     def shape(self, spec: ClusterSpec) -> Shape: ...
 
     async def look(self, wire: Wire) -> View:
-        """Who is there. Never raises for a head that is not up: View(up=False, message=…)."""
+        """Return the head's view of its members. Never writes. Returns View(up=False, message=…) for a head that is
+        not up."""
 
-    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-        """Empty these workers: move what only they hold, let running work finish. May take a while (it runs beside the
-        loop) but ends within about a minute; it is called again for those that were not done.
-        A worker that could not be emptied (done=False, waits_for says why) is in service again as before.
-        One that the engine does not know holds nothing: done. One that is done is not ready any more (see look): should
-        it be so again before it could be removed, it is drained once more.
-        force: stop it taking work, and done whatever it holds."""
+    async def reconcile(self, wire: Wire, view: View) -> None:
+        """Correct the engine's own records of members that are gone or back. May write. Called after each `look` that
+        found the head up."""
+        return None
+
+    async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
+        """Move what only these workers hold, and let running work finish, in at most `deadline` seconds.
+
+        It runs in the background and is called again for workers that were not done. A worker that could not be
+        drained (done=False, waits_for says why) is in service again when its deadline has passed. A worker that the
+        engine does not know holds nothing and is done. A worker that is done is not ready (see look): if it becomes
+        ready again before it is removed, it is drained again.
+        force: take the workers out of service and report them done, whatever they hold."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a client needs: the endpoint, and the environment that makes the engine's own words find it (it names the
-    files of the secrets, never the secrets themselves)."""
+    """What a client needs: the endpoint, and the environment with which the engine's own API finds the cluster. The
+    environment names the files of secrets and never contains a secret."""
 
     name: str
     engine: str
     address: str
     dashboard: str
     env: Mapping[str, str]
-    dashboard_secret: str = ""  # the file with what the dashboard asks a person for, if it does
+    dashboard_secret: str = ""  # the file with the secret that the dashboard prompts for, if it does
 
 
 class Session(Protocol):
-    """The user's half: a module with these functions."""
+    """The user's part of an engine: a module with these functions."""
 
     connect: Callable[[Access], Any]
     """The engine's own client, connected."""
@@ -100,9 +133,11 @@ class Session(Protocol):
     executor: Callable[[Access], Executor]
 
 
-def waits_for(answer: Any, asked: Collection[str], stranger: str) -> Mapping[str, str]:
-    """Who shall go → what it waits for. One that is missing is not there any more and may go: so nothing may be taken
-    for an answer but the head's own, which speaks of nobody else. Raises EngineUnreachable with the word `stranger`."""
-    if isinstance(answer, dict) and all(who in asked and isinstance(said, str) for who, said in answer.items()):
-        return answer
-    raise EngineUnreachable(stranger)
+def obstacles(reply: Any, requested: Collection[str], error: str) -> Mapping[str, str]:
+    """Check the reply to a drain request: worker → what it waits for.
+
+    A worker that the reply omits is unknown to the head and may be removed. So a reply that is not the head's own must
+    never be accepted: raises EngineUnreachable(error) unless the reply names requested workers only."""
+    if isinstance(reply, dict) and all(name in requested and isinstance(text, str) for name, text in reply.items()):
+        return reply
+    raise EngineUnreachable(error)

@@ -1,19 +1,21 @@
-"""An engine put together from its two halves of the control plane: a pure `shape` module and a `live` one."""
+"""An engine assembled from its `shape` and `live` modules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from oars.engines.base import Wire
+from oars.engines.base import Shell, Wire
 from oars.model import Drained, MemberId, Needs, Shape, View
 
-if TYPE_CHECKING:  # the user's half of an engine also runs in environments without pydantic
-    from oars.spec.cluster import ClusterSpec
+if TYPE_CHECKING:  # session.py also runs in environments without pydantic
+    from oars.spec.cluster import ClusterSpec, Part
 
 
 class ShapeModule(Protocol):
+    def options_model(self) -> type[Part] | None: ...
+
     def needs(self, spec: ClusterSpec) -> Needs: ...
 
     def check(self, spec: ClusterSpec) -> None: ...
@@ -24,7 +26,11 @@ class ShapeModule(Protocol):
 class LiveModule(Protocol):
     async def look(self, wire: Wire) -> View: ...
 
-    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]: ...
+    async def reconcile(self, wire: Wire, view: View) -> None: ...
+
+    async def drain(
+        self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool
+    ) -> Sequence[Drained]: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,11 @@ class PackagedEngine:
     session: str
     shaping: ShapeModule
     live: LiveModule
+    shell: Shell = field(default_factory=Shell)
+    immutable_options: Mapping[str, str] = field(default_factory=dict)
+
+    def options_model(self) -> type[Part] | None:
+        return self.shaping.options_model()
 
     def needs(self, spec: ClusterSpec) -> Needs:
         return self.shaping.needs(spec)
@@ -48,5 +59,8 @@ class PackagedEngine:
     async def look(self, wire: Wire) -> View:
         return await self.live.look(wire)
 
-    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-        return await self.live.drain(wire, members, force)
+    async def reconcile(self, wire: Wire, view: View) -> None:
+        await self.live.reconcile(wire, view)
+
+    async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
+        return await self.live.drain(wire, members, deadline, force)

@@ -1,5 +1,5 @@
-"""The versions of a program and of the cluster it connects to. Functions and results travel between them in forms that
-another version of Python, or of the engine, cannot read; what comes of it is hard to understand later."""
+"""Version checks between a client and its cluster. Functions and results are pickled; other versions of Python or of
+the engine cannot read them, and the errors that follow are hard to understand."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ def python() -> str:
 
 
 def check(cluster: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
-    """Both by the name of a package, or PYTHON. Versions that differ after the second number get along."""
-    if any(_family(here[name]) != _family(version) for name, version in there.items()):
+    """Compare the versions in this process with those in the cluster, by package name or PYTHON. Raises VersionMismatch
+    if the first two numbers of one differ."""
+    if any(here[name].split(".")[:2] != version.split(".")[:2] for name, version in there.items()):
         raise mismatch(cluster, here, there)
-
-
-def _family(version: str) -> list[str]:
-    return version.split(".")[:2]
 
 
 def mismatch(cluster: str, here: Mapping[str, str], there: Mapping[str, str]) -> VersionMismatch:
     return VersionMismatch(
-        f"This program and the cluster {cluster!r} have different versions: "
-        f"{_listed(here)} here, {_listed(there)} there.",
-        f"Use the same here, give the cluster another image, or work with its own: oars shell {cluster}.",
+        f"This program and the cluster {cluster!r} use different versions: "
+        f"{_join(here)} here, {_join(there)} in the cluster.",
+        f"Install the cluster's versions here, use another image for it, or run `oars shell {cluster}`.",
     )
 
 
-def _listed(versions: Mapping[str, str]) -> str:
+def _join(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())

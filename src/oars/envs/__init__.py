@@ -1,4 +1,4 @@
-"""Engine environments: the running Python if it has the engine, else a cached one built once with uv."""
+"""Engine environments: the running Python if it has the supported engine, else a cached one built once with uv."""
 
 from oars.envs.build import Environments, PythonEnv
 from oars.envs.cache import EnvInfo

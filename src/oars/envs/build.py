@@ -24,7 +24,7 @@ from oars.envs.program import Watch
 from oars.model import Needs
 
 DEFAULT_TIMEOUT = 1800.0
-_FORMAT = 1  # part of the key: raised when an environment must be built in another way
+_FORMAT = 1  # part of the key; increase it when environments must be rebuilt
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class PythonEnv:
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What is to be built: all that makes one environment differ from another."""
+class _Recipe:
+    """All that distinguishes one environment from another."""
 
     engine: str
     needs: Needs
@@ -55,7 +55,7 @@ class _Order:
 
 
 class Environments:
-    """The cached environments below a directory. Safe for many processes at once."""
+    """The cached environments in a directory. Safe for concurrent processes."""
 
     def __init__(self, cache_dir: Path, uv: str | None = None) -> None:
         self._envs = cache_dir / "envs"
@@ -70,44 +70,52 @@ class Environments:
         progress: Callable[[str], None],
         timeout: float = DEFAULT_TIMEOUT,
     ) -> PythonEnv:
-        """A Python with the engine and the packages: the running one, a cached one, or one that is built now."""
+        """A Python with the engine and the packages: the running one, a cached one, or one that is built now.
+
+        The running one is used if it has the versions of the engine that Oars supports. `packages` may pin others."""
         here = scan.installed(needs) if sys.executable else None
-        if here is not None and not packages:
+        other = scan.differences(needs) if here is not None else ()
+        if here is not None and not other and not packages:
             return PythonEnv(Path(sys.executable), here, "", cached=True)
         watch = Watch(f"the {engine} environment", time.monotonic() + timeout, progress, self._cancelled)
-        if here is not None:
+        if other:
+            progress(f"this Python has {_join(other)}: {engine} gets its own environment")
+        elif here is not None:
             needs = replace(needs, requirements=scan.pinned(needs))
-        order = _Order(engine, needs, tuple(sorted({_absolute(package.strip()) for package in packages})))
-        built = (self._use(replace(order, python=python)) for python in _minors(needs.python))
+        needs, chosen = scan.overridden(needs, packages)
+        if chosen:
+            progress(f"warning: `packages` selects {_join(chosen)}; Oars was not tested with that version")
+        recipe = _Recipe(engine, needs, tuple(sorted({_absolute(package.strip()) for package in packages})))
+        built = (self._use(replace(recipe, python=python)) for python in _minors(needs.python))
         found = next((env for env in built if env), None)
         if found:
             return found
-        order = self._with_interpreter(order, watch)
+        recipe = self._with_interpreter(recipe, watch)
         with cache.guarded(self._envs):
             self._envs.mkdir(mode=0o700, parents=True, exist_ok=True)
             cache.sweep(self._envs)
-        with self._locked(order.key, watch) as lock:
-            return self._use(order) or self._build(order, lock, watch)
+        with self._locked(recipe.key, watch) as lock:
+            return self._use(recipe) or self._build(recipe, lock, watch)
 
     def list(self) -> tuple[EnvInfo, ...]:
-        """All that are whole, by key."""
+        """Complete environments, by key."""
         names = sorted(os.listdir(self._envs)) if self._envs.is_dir() else []
         found = (cache.look(self._envs / name) for name in names)
         return tuple(info for info in found if info)
 
     def remove(self, name: str) -> tuple[EnvInfo, ...]:
-        """Remove those whose key starts with the name (a key, or an engine); returns what they were."""
+        """Remove environments whose key starts with the name, or whose engine it is. Returns them."""
         if not name:
-            raise UsageError("No environment is named.", "Name a key or an engine; `oars env ls` shows them.")
+            raise UsageError("No environment given.", "Pass a key or an engine; `oars env ls` lists them.")
         chosen = [info for info in self.list() if info.key.startswith(name) or info.engine == name]
         if not chosen:
-            raise NotFound(f"There is no environment {name!r}.", "`oars env ls` shows those there are.")
+            raise NotFound(f"There is no environment {name!r}.", "`oars env ls` lists all.")
         for info in chosen:
             self._remove(info)
         return tuple(chosen)
 
     def cancel(self) -> None:
-        """End every prepare() under way in other threads; they raise Interrupted."""
+        """Cancel every running prepare() in other threads; they raise Interrupted."""
         self._cancelled.set()
 
     def _remove(self, info: EnvInfo) -> None:
@@ -115,17 +123,17 @@ class Environments:
         with cache.guarded(self._envs):
             descriptor = cache.lock(path)
             if descriptor is None:
-                raise OarsError(f"The environment {info.key} is being built right now.", "Wait until that is done.")
+                raise OarsError(f"The environment {info.key} is being built.", "Wait until that is done.")
             try:
                 cache.erase(info.path)
             finally:
                 cache.unlock(descriptor, path)
 
-    def _with_interpreter(self, order: _Order, watch: Watch) -> _Order:
-        """The Python to build on: the running one if it may be, else the newest that uv finds."""
-        condition = order.needs.python
+    def _with_interpreter(self, recipe: _Recipe, watch: Watch) -> _Recipe:
+        """Choose the Python to build with: the running one if allowed, else the newest that uv finds."""
+        condition = recipe.needs.python
         if _running_fits(condition):
-            return replace(order, python=_minors(condition)[0], interpreter=sys.executable)
+            return replace(recipe, python=_minors(condition)[0], interpreter=sys.executable)
         try:
             version, path = max(self._pythons(condition, watch), default=((), ""))
         except program.Failed as failure:
@@ -133,10 +141,10 @@ class Environments:
         if not version:
             running = ".".join(map(str, sys.version_info[:3]))
             raise EnvironmentFailed(
-                f"{watch.title} needs Python {condition}; this is {running}, and no other was found on this machine.",
-                "Install one (for example `uv python install 3.11`) or run Oars with it.",
+                f"{watch.title} needs Python {condition}; this is {running}, and uv found no other.",
+                "Install one, for example with `uv python install 3.11`, or run Oars with it.",
             )
-        return replace(order, python=f"{version[0]}.{version[1]}", interpreter=path)
+        return replace(recipe, python=f"{version[0]}.{version[1]}", interpreter=path)
 
     def _pythons(self, condition: str, watch: Watch) -> Iterator[tuple[tuple[int, ...], str]]:
         argv = [self._uv(), "python", "list", "--only-installed", "--no-python-downloads", "--output-format", "json"]
@@ -147,8 +155,8 @@ class Environments:
             if entry["implementation"] == "cpython" and scan.python_allowed(condition, version):
                 yield version, entry["path"]
 
-    def _use(self, order: _Order) -> PythonEnv | None:
-        info = cache.look(self._envs / order.key)
+    def _use(self, recipe: _Recipe) -> PythonEnv | None:
+        info = cache.look(self._envs / recipe.key)
         if info is None:
             return None
         cache.touch(info.path)
@@ -159,61 +167,61 @@ class Environments:
 
     @contextmanager
     def _locked(self, key: str, watch: Watch) -> Iterator[int]:
-        """Hold the lock of that environment; says so while another process has it."""
-        told = time.monotonic() - program.QUIET + 0.5  # a lock held for a moment is not worth a word
+        """Hold the lock of that environment; report progress while another process has it."""
+        reported = time.monotonic() - program.QUIET_SECONDS + 0.5  # do not report a lock that is held for a moment
         while True:
             with cache.guarded(self._envs):
                 descriptor = cache.lock(self._lock_path(key))
             if descriptor is not None:
                 break
-            watch.check("waiting for another oars process that builds it")
-            if time.monotonic() - told > program.QUIET:
-                watch.progress(f"waiting for another oars process that builds {watch.what}, {watch.elapsed():.0f} s")
-                told = time.monotonic()
+            watch.check("waiting for another Oars process that builds it")
+            if time.monotonic() - reported > program.QUIET_SECONDS:
+                watch.progress(f"waiting for another Oars process that builds {watch.what}, {watch.elapsed():.0f} s")
+                reported = time.monotonic()
             time.sleep(0.1)
         try:
             yield descriptor
         finally:
             cache.unlock(descriptor, self._lock_path(key))
 
-    def _build(self, order: _Order, lock: int, watch: Watch) -> PythonEnv:
-        env = self._envs / order.key
-        cache.erase(env)  # damaged, or left half built
+    def _build(self, recipe: _Recipe, lock: int, watch: Watch) -> PythonEnv:
+        env = self._envs / recipe.key
+        cache.erase(env)  # damaged or incomplete
         try:
-            self._install(order, env, lock, watch)
+            self._install(recipe, env, lock, watch)
             with cache.guarded(self._envs):
-                info = cache.mark(env, order.engine, order.needs, order.packages, order.python)
+                info = cache.mark(env, recipe.engine, recipe.needs, recipe.packages, recipe.python)
             if isinstance(info, str):
-                raise EnvironmentFailed(f"{watch.title} cannot be used: {info}.", "Check `packages` for what clashes.")
+                raise EnvironmentFailed(f"{watch.title} cannot be used: {info}.", "Check `packages` for conflicts.")
         except program.Failed as failure:
             cache.erase(env)
             raise explain(watch.title, failure.lines, self._envs) from None
-        except BaseException:  # Ctrl-C too: nothing half built may stay
+        except BaseException:  # Ctrl-C too: leave nothing incomplete
             cache.erase(env)
             raise
         watch.progress(f"{watch.what}: ready after {watch.elapsed():.0f} s")
         return PythonEnv(cache.python_of(env), info.version, info.key, cached=False)
 
-    def _install(self, order: _Order, env: Path, lock: int, watch: Watch) -> None:
-        uv, needs, variables = self._uv(), order.needs, dict[str, str]()
-        watch.progress(f"{watch.what}: building it with Python {order.python} (once; it is kept)")
-        create = [uv, "venv", "--no-project", "--no-python-downloads", "--python", order.interpreter, str(env)]
+    def _install(self, recipe: _Recipe, env: Path, lock: int, watch: Watch) -> None:
+        uv, needs, variables = self._uv(), recipe.needs, dict[str, str]()
+        watch.progress(f"{watch.what}: building with Python {recipe.python} (once; it is cached)")
+        create = [uv, "venv", "--no-project", "--no-python-downloads", "--python", recipe.interpreter, str(env)]
         program.run(create, self._envs, lock, watch, "being created")
         install = [uv, "pip", "install", "--compile-bytecode", "--python", str(cache.python_of(env))]
         if needs.build_requirements:
             program.run([*install, "--", *needs.build_requirements], self._envs, lock, watch, "resolving build tools")
             install.append("--no-build-isolation")
-            # Setuptools compiles one file after the other unless a file that it reads says otherwise.
+            # Setuptools compiles files one by one unless this setting says otherwise.
             settings = env / "build.cfg"
             settings.write_text(f"[build_ext]\nparallel = {os.cpu_count() or 1}\n")
             variables["DIST_EXTRA_CONFIG"] = str(settings)
-        wanted = [*install, "--", *needs.requirements, *order.packages]
+        wanted = [*install, "--", *needs.requirements, *recipe.packages]
         program.run(wanted, self._envs, lock, watch, "resolving", variables)
 
     def _uv(self) -> str:
         uv = self._given_uv or _packaged_uv() or shutil.which("uv")
         if not uv:
-            raise EnvironmentFailed("The program uv is not there, so no environment can be built.", "`pip install uv`.")
+            raise EnvironmentFailed("Cannot build an environment: the program uv is missing.", "Run `pip install uv`.")
         return uv
 
 
@@ -222,7 +230,7 @@ def _running_fits(condition: str) -> bool:
 
 
 def _minors(condition: str) -> list[str]:
-    """The Python versions an environment may have; looking for built ones is cheap, asking uv what there is is not."""
+    """Python versions that an environment may have. Checking the cache for each is cheaper than running uv."""
     if _running_fits(condition):
         return [f"{sys.version_info[0]}.{sys.version_info[1]}"]
     return [f"3.{minor}" for minor in range(40, 6, -1) if scan.python_allowed(condition, (3, minor, 0))]
@@ -238,12 +246,16 @@ def _packaged_uv() -> str | None:
 
 
 def _absolute(package: str) -> str:
-    """A path means the caller's directory; uv runs in another."""
+    """Make paths absolute: uv runs in another directory."""
     return str(Path(package).absolute()) if package.startswith((".", "/")) else package
 
 
+def _join(differences: Sequence[scan.Difference]) -> str:
+    return ", ".join(map(str, differences))
+
+
 def _json_list(lines: Sequence[str]) -> list[dict[str, str]]:
-    """The JSON list among warnings about interpreters that do not work."""
+    """The JSON list in the output, which may contain warnings about broken interpreters."""
     text = "\n" + "\n".join(lines)
     start = text.find("\n[")
     found: list[dict[str, str]] = json.JSONDecoder().raw_decode(text, start + 1)[0] if start >= 0 else []

@@ -1,8 +1,8 @@
-"""The cached environments on disk: whether one is whole, who works on it, and how it goes away.
+"""Cached environments on disk: completeness, locks and removal.
 
 envs/KEY/           the environment
-envs/KEY/oars.json  the marker: written last, so what lacks it is half built; its mtime is the last use
-envs/KEY.lock       held (flock) by whoever builds or removes it, and by the uv they started
+envs/KEY/oars.json  the marker: written last, so an environment without it is incomplete; its mtime is the last use
+envs/KEY.lock       locked (flock) by the process that builds or removes it, and by its uv
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.base.errors import Denied, EnvironmentFailed
+from oars.base.files import write_private
 from oars.envs import scan
 from oars.model import Needs
 
@@ -45,7 +46,7 @@ class EnvInfo:
 
 @contextmanager
 def guarded(directory: Path) -> Iterator[None]:
-    """File errors in the cache, in plain words."""
+    """Turn file errors in the cache into OarsErrors."""
     try:
         yield
     except OSError as error:
@@ -53,14 +54,14 @@ def guarded(directory: Path) -> Iterator[None]:
             raise no_space(directory) from error
         raise Denied(
             f"The cache directory {directory} cannot be written: {error.strerror or error}.",
-            "Make it writable, or name another with OARS_CACHE_DIR.",
+            "Make it writable, or set OARS_CACHE_DIR to another one.",
         ) from error
 
 
 def no_space(directory: Path, details: tuple[str, ...] = ()) -> EnvironmentFailed:
     return EnvironmentFailed(
         f"No space is left on the disk of {directory}.",
-        "Free some (`oars env ls`, `oars env rm`), or name another directory with OARS_CACHE_DIR.",
+        "Free some (`oars env ls`, `oars env rm`), or set OARS_CACHE_DIR to another directory.",
         details,
     )
 
@@ -76,7 +77,7 @@ def site_of(env: Path, python: str) -> str:
 
 
 def mark(env: Path, engine: str, needs: Needs, packages: tuple[str, ...], python: str) -> EnvInfo | str:
-    """Declare an environment whole; or a sentence that says what it lacks."""
+    """Mark an environment as complete, or return a clause that says what is missing."""
     site = site_of(env, python)
     version = scan.version_in(site, needs.distribution)
     modules = scan.modules_in(site, needs.modules)
@@ -93,27 +94,24 @@ def mark(env: Path, engine: str, needs: Needs, packages: tuple[str, ...], python
         "modules": sorted(os.path.relpath(str(origin), env) for origin in modules.values()),
         "distributions": _distributions(site),
     }
-    marker = env / MARKER
-    fresh = marker.with_suffix(".new")
-    fresh.write_text(json.dumps(data))
-    fresh.replace(marker)
+    write_private(env / MARKER, json.dumps(data).encode())
     return _info(env, data)
 
 
 def look(env: Path) -> EnvInfo | None:
-    """The environment, if it is whole: marker, working Python link, the engine's files, every distribution."""
+    """The environment, if it is complete: marker, working Python link, the engine's files, every distribution."""
     try:
         data = json.loads((env / MARKER).read_text())
-        whole = os.access(python_of(env), os.X_OK)
-        whole &= all((env / module).exists() for module in data["modules"])
-        whole &= set(data["distributions"]) <= set(_distributions(site_of(env, data["python"])))
-        return _info(env, data) if whole else None
+        is_complete = os.access(python_of(env), os.X_OK)
+        is_complete &= all((env / module).exists() for module in data["modules"])
+        is_complete &= set(data["distributions"]) <= set(_distributions(site_of(env, data["python"])))
+        return _info(env, data) if is_complete else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def touch(env: Path) -> None:
-    with suppress(OSError):  # a shared cache may be read-only; then nobody asks when it was used
+    with suppress(OSError):  # a shared cache may be read-only
         os.utime(env / MARKER)
 
 
@@ -130,7 +128,7 @@ def lock(path: Path) -> int | None:
             return None
         except FileNotFoundError:
             pass
-        os.close(descriptor)  # its last holder took the file away meanwhile: it locks nobody out any more
+        os.close(descriptor)  # its last holder deleted the file meanwhile, so the lock excludes nobody
 
 
 def unlock(descriptor: int, path: Path) -> None:
@@ -139,13 +137,13 @@ def unlock(descriptor: int, path: Path) -> None:
 
 
 def erase(env: Path) -> None:
-    """The marker goes first: what a kill leaves behind is half built, never half there."""
+    """Delete the marker first, so that an interrupted removal leaves an incomplete environment."""
     (env / MARKER).unlink(missing_ok=True)
     shutil.rmtree(env, ignore_errors=True)
 
 
 def sweep(envs: Path) -> None:
-    """Take away what a killed process left half built. Those under work are locked, and left alone."""
+    """Remove incomplete environments that killed processes left. Locked ones are in use and stay."""
     unfinished = {path.name for path in envs.iterdir() if path.is_dir() and not (path / MARKER).exists()}
     for key in unfinished | {path.stem for path in envs.glob("*.lock")}:
         path = envs / f"{key}.lock"
@@ -171,7 +169,7 @@ def _info(env: Path, data: dict[str, Any]) -> EnvInfo:
 
 
 def _distributions(site: str) -> list[str]:
-    """Those that are installed completely: an installer writes RECORD last."""
+    """Complete distributions: an installer writes RECORD last."""
     with os.scandir(site) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(".dist-info")]
     return sorted(name for name in names if os.path.exists(os.path.join(site, name, "RECORD")))

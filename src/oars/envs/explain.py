@@ -1,4 +1,4 @@
-"""uv's last words → one sentence and what to do. Pure."""
+"""uv's output → an error with a hint. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from oars.envs.cache import no_space
 _NOISE = re.compile(
     r"\s*$|\s*[+~-] |(Using|Resolved|Downloading|\s+Downloaded|Prepared|Installed|Bytecode|Building|\s+Built) "
 )
-_SPELLING = "Check the spelling and the version in `packages`; an index of your own is named with UV_INDEX."
+_SPELLING = "Check the spelling and the version in `packages`; set UV_INDEX to use your own package index."
 _MAX_LINES = 8
 
-# In this order: the cause behind a failure comes before what merely follows from it.
+# In this order: causes come before their consequences.
 _CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"Failed to parse: `([^`]*)`", "{0!r} is not a package requirement.", "Write it like pandas or numpy>=2."),
     (
@@ -34,9 +34,9 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"build backend returned an error",
         "A package could not be built from its source.",
-        "The lines below say why; choose a version that has a wheel, or install what it asks for.",
+        "Choose a version that has a wheel, or install what the build needs; see its output below.",
     ),
-    (r"No solution found|unsatisfiable", "The packages cannot be installed together.", "Loosen or drop one of them."),
+    (r"No solution found|unsatisfiable", "The packages cannot be installed together.", "Relax or remove one of them."),
     (r"does not satisfy Python|requires Python", "A package does not work with this Python version.", _SPELLING),
 )
 
@@ -48,22 +48,24 @@ def explain(what: str, lines: Sequence[str], directory: Path) -> OarsError:
     if re.search(r"No space left|os error 28\b|Disk quota|os error 122\b", text):
         return no_space(directory, details)
     if re.search(r"Permission denied|os error 13\b|Read-only file system|os error 30\b", text):
-        return Denied(f"{what} may not be written.", "Check who owns the directories named below.", details)
+        return Denied(
+            f"{what} cannot be written: permission denied.", "Check the owner of the directories below.", details
+        )
     for pattern, sentence, hint in _CAUSES:
         found = re.search(pattern, text)
         if found:
             names = [group for group in found.groups() if group]
             return EnvironmentFailed(f"{what} cannot be built: {_lower(sentence.format(*names))}", hint, details)
-    return EnvironmentFailed(f"{what} cannot be built: uv failed.", "The lines below are what it said.", details)
+    return EnvironmentFailed(f"{what} cannot be built: uv failed.", "See its output below.", details)
 
 
 def _relevant(lines: Sequence[str]) -> tuple[str, ...]:
     kept = [line.rstrip()[:300] for line in lines if not _NOISE.match(line)]
     errors = next((index for index, line in enumerate(kept) if line.lstrip().startswith(("error", "×"))), None)
-    said = kept[errors:]
-    if len(said) > _MAX_LINES:  # uv says what failed first, the program that it ran says why last
-        said = [*said[:2], "…", *said[3 - _MAX_LINES :]]
-    return tuple(said)
+    relevant = kept[errors:]
+    if len(relevant) > _MAX_LINES:  # uv reports what failed first; the program that it ran reports why last
+        relevant = [*relevant[:2], "…", *relevant[3 - _MAX_LINES :]]
+    return tuple(relevant)
 
 
 def _lower(sentence: str) -> str:

@@ -1,4 +1,4 @@
-"""Run uv: its words passed on as progress, a deadline, and nothing of it left when we go."""
+"""Run uv with progress reports and a deadline. uv and its children end with this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from pathlib import Path
 
 from oars.base.errors import Interrupted, TimedOut
 
-QUIET = 5.0  # seconds without a word before we say how long it has taken
+QUIET_SECONDS = 5.0  # without output, after which the elapsed time is reported
 _TICK = 0.2
-_PATIENCE = 2.0  # between asking uv to end and making it
-_TOLD = re.compile(r"(Resolved|Downloading|Downloaded|Building|Built|Prepared|Installed|Bytecode compiled|Updating)\b")
+_GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
+_PROGRESS = re.compile(
+    r"(Resolved|Downloading|Downloaded|Building|Built|Prepared|Installed|Bytecode compiled|Updating)\b"
+)
 _DOING = {"Resolved": "downloading", "Prepared": "installing", "Building": "building", "Built": "downloading"}
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
-# uv dies with us even when we are killed, and does not see what would lead it to another Python than the one named.
+# uv ends with this process even if it is killed, and does not see variables that select another Python.
 _LAUNCHER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -37,7 +39,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True)
 class Watch:
-    """What a long piece of work is tied to: its deadline, who is told, what calls it off."""
+    """The deadline, progress callback and cancellation of a long operation."""
 
     what: str
     deadline: float
@@ -46,19 +48,19 @@ class Watch:
     started: float = field(default_factory=time.monotonic)
 
     def check(self, doing: str, lines: Sequence[str] = ()) -> None:
-        """Raise if it was called off or takes too long."""
+        """Raise if the operation was cancelled or its deadline has passed."""
         if self.cancelled.is_set():
-            raise Interrupted(f"{self.title} was called off.")
+            raise Interrupted(f"{self.title} was cancelled.")
         if time.monotonic() > self.deadline:
             raise TimedOut(
-                f"{self.title} was not ready after {self.elapsed():.0f} s; it was still {doing}.",
-                "Try again: what was downloaded is kept. Give a longer --timeout if the network is slow.",
+                f"Timed out after {self.elapsed():.0f} s building {self.what}: it was still {doing}.",
+                "Try again: downloads are kept. Use a longer --timeout if the network is slow.",
                 tuple(lines[-8:]),
             )
 
     @property
     def title(self) -> str:
-        """For the start of a sentence."""
+        """`what`, capitalized."""
         return self.what[0].upper() + self.what[1:]
 
     def elapsed(self) -> float:
@@ -66,10 +68,10 @@ class Watch:
 
 
 class Failed(Exception):
-    """uv ended with an error; its lines say which."""
+    """uv failed; `lines` is its output."""
 
     def __init__(self, lines: list[str]) -> None:
-        super().__init__(lines[-1] if lines else "uv failed without a word")
+        super().__init__(lines[-1] if lines else "uv failed without output")
         self.lines = lines
 
 
@@ -81,7 +83,7 @@ def run(
     doing: str,
     variables: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Run uv to its end and return its lines. `lock` is handed on: as long as uv lives, it is held."""
+    """Run uv and return its output. uv inherits `lock`, so the lock is held as long as uv runs."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv],
         stdin=subprocess.DEVNULL,
@@ -96,7 +98,7 @@ def run(
     try:
         for line in _lines(process, watch, doing, lines):
             lines.append(_CREDENTIALS.sub("://***@", line))
-        while not _over(process):  # it may have closed its output before
+        while not _has_ended(process):  # it may close its output earlier
             watch.check(doing, lines)
             time.sleep(_TICK)
         if process.wait() != 0:
@@ -107,9 +109,9 @@ def run(
 
 
 def _lines(process: subprocess.Popen[bytes], watch: Watch, doing: str, so_far: Sequence[str]) -> Iterator[str]:
-    """Lines as they come; in between, the deadline and a sign of life."""
+    """Yield lines of output; check the deadline and report progress in between."""
     assert process.stdout is not None
-    rest, heard = b"", time.monotonic()
+    rest, last_output = b"", time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
@@ -118,35 +120,35 @@ def _lines(process: subprocess.Popen[bytes], watch: Watch, doing: str, so_far: S
                 chunk = os.read(process.stdout.fileno(), 65536)
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in (raw.decode("utf-8", "replace").rstrip() for raw in whole):
-                    doing = _tell(line, watch, doing)
+                    doing = _report(line, watch, doing)
                     yield line
-                heard = time.monotonic()
+                last_output = time.monotonic()
                 if not chunk:
                     break
-            elif _over(process):  # something it started may hold the pipe open for ever
+            elif _has_ended(process):  # a child may hold the pipe open
                 break
-            elif time.monotonic() - heard > QUIET:
+            elif time.monotonic() - last_output > QUIET_SECONDS:
                 watch.progress(f"{watch.what}: still {doing}, {watch.elapsed():.0f} s")
-                heard = time.monotonic()
+                last_output = time.monotonic()
     if rest:
         yield rest.decode("utf-8", "replace")
 
 
-def _tell(line: str, watch: Watch, doing: str) -> str:
-    told = _TOLD.match(line.strip())
-    if not told:
+def _report(line: str, watch: Watch, doing: str) -> str:
+    found = _PROGRESS.match(line.strip())
+    if not found:
         return doing
     text = line.strip()
     watch.progress(f"{watch.what}: {text[0].lower()}{text[1:]}")
-    return _DOING.get(told[1], doing)
+    return _DOING.get(found[1], doing)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group: uv, and the compilers it may have started. Not reaped yet, so the number is its own."""
+    """End the process group: uv and compilers it started. uv is not reaped yet, so its id is not reused."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGTERM)
-        until = time.monotonic() + _PATIENCE
-        while not _over(process) and time.monotonic() < until:
+        until = time.monotonic() + _GRACE_SECONDS
+        while not _has_ended(process) and time.monotonic() < until:
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -154,8 +156,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _over(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has ended, without reaping it."""
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """True if it has ended; does not reap it."""
     if process.returncode is not None:
         return True
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -1,52 +1,134 @@
-"""What the running Python holds, found without importing any of it."""
+"""What the running Python has installed, without importing any of it; and version specifiers.
+
+Imports `packaging` when it is needed: it takes 20 ms, and most commands do not need it."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, distributions, version
+from typing import TYPE_CHECKING
 
 from oars.model import Needs
 
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)\s*(\[[^\]]*\])?\s*(.*)")
-_CONDITION = re.compile(r"\s*(>=|<=|==|!=|<|>)\s*(\d+(?:\.\d+)*)\s*")
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A package of which the running Python has another version than the one that Oars supports."""
+
+    package: str
+    installed: str
+    supported: str
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.installed} instead of {self.supported}"
 
 
 def installed(needs: Needs) -> str | None:
-    """The version of the engine in the running Python, if all of it is there."""
-    if not all(_findable(module) for module in needs.modules):
+    """The version of the engine in the running Python, if it is complete."""
+    if not all(_is_importable(module) for module in needs.modules):
         return None
     return _version(needs.distribution)
 
 
+def differences(needs: Needs) -> tuple[Difference, ...]:
+    """Packages in the running Python that differ from the pins of the engine's requirements. Oars patches private parts
+    of the engines, so each pin is the version for which the patches were written."""
+    found = []
+    for requirement in filter(None, map(_parse, needs.requirements)):
+        here = _version(requirement.name) if _is_pin(requirement) else None
+        if here is not None and not requirement.specifier.contains(here, prereleases=True):
+            found.append(_difference(requirement, here))
+    return tuple(found)
+
+
+def overridden(needs: Needs, packages: Sequence[str]) -> tuple[Needs, tuple[Difference, ...]]:
+    """The needs without the pins that `packages` pins to another version, and those differences."""
+    chosen = {_name(each): each.specifier for each in map(_parse, packages) if each and each.specifier}
+    kept, found = [], []
+    for text in needs.requirements:
+        requirement = _parse(text)
+        other = chosen.get(_name(requirement)) if requirement and _is_pin(requirement) else None
+        if requirement is None or other is None or other == requirement.specifier:
+            kept.append(text)
+        else:
+            kept.append(requirement.name + _extras(requirement))
+            found.append(_difference(requirement, str(other).removeprefix("==")))
+    return replace(needs, requirements=tuple(kept)), tuple(found)
+
+
 def pinned(needs: Needs) -> tuple[str, ...]:
-    """The requirements, with what the running Python has of the engine pinned to the same version.
+    """The requirements, with the engine pinned to its version in the running Python: client and cluster must match."""
+    here = _version(needs.distribution)
+    pins = []
+    for text in needs.requirements:
+        requirement = _parse(text)
+        is_engine = requirement is not None and _name(requirement) == _normalized(needs.distribution)
+        if requirement and is_engine and here and requirement.specifier.contains(here, prereleases=True):
+            pins.append(f"{requirement.name}{_extras(requirement)}=={here}")
+        else:
+            pins.append(text)
+    return tuple(pins)
 
-    Client and cluster must speak the same version; so what the engine pins exactly follows its own version."""
-    return tuple(_pin(requirement, needs.distribution) for requirement in needs.requirements)
 
+def python_allowed(specifier: str, python: tuple[int, ...]) -> bool:
+    """True if a Python version such as (3, 11, 7) satisfies '>=3.9,<3.13' (PEP 440)."""
+    from packaging.specifiers import SpecifierSet
 
-def python_allowed(condition: str, python: tuple[int, ...]) -> bool:
-    """Whether a version such as (3, 11, 7) fulfils '>=3.9,<3.13'."""
-    return all(_holds(part, python) for part in condition.split(",") if part.strip())
+    return SpecifierSet(specifier).contains(".".join(map(str, python)), prereleases=True)
 
 
 def modules_in(site: str, modules: Iterable[str]) -> dict[str, str | None]:
-    """Module → a file or directory that is it, in a site-packages directory."""
+    """Module → its file or directory in a site-packages directory."""
     return {module: _origin(_spec_in(module, [site])) for module in modules}
 
 
 def version_in(site: str, distribution: str) -> str | None:
     """The version of a distribution in a site-packages directory."""
-    wanted = _normal(distribution)
-    found = (dist for dist in distributions(path=[site]) if _normal(dist.metadata["Name"] or "") == wanted)
+    wanted = _normalized(distribution)
+    found = (dist for dist in distributions(path=[site]) if _normalized(dist.metadata["Name"] or "") == wanted)
     return next((dist.version for dist in found), None)
 
 
-def _findable(module: str) -> bool:
+def _parse(text: str) -> Requirement | None:
+    """None for what only uv can read, such as a path."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def _name(requirement: Requirement) -> str:
+    return _normalized(requirement.name)
+
+
+def _normalized(name: str) -> str:
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(name)
+
+
+def _extras(requirement: Requirement) -> str:
+    return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+
+
+def _is_pin(requirement: Requirement) -> bool:
+    return any(each.operator == "==" for each in requirement.specifier)
+
+
+def _difference(requirement: Requirement, installed: str) -> Difference:
+    return Difference(requirement.name, installed, str(requirement.specifier).removeprefix("=="))
+
+
+def _is_importable(module: str) -> bool:
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
@@ -56,13 +138,13 @@ def _findable(module: str) -> bool:
 
 
 def _spec_in(module: str, path: Iterable[str]) -> ModuleSpec | None:
-    """Level by level: find_spec of a dotted name would import its parents."""
-    places: list[str] | None = list(path)
+    """Find a dotted name level by level: find_spec would import its parents."""
+    locations: list[str] | None = list(path)
     spec: ModuleSpec | None = None
     parts = module.split(".")
     for depth in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), places) if places else None
-        places = list(spec.submodule_search_locations or ()) if spec else None
+        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), locations) if locations else None
+        locations = list(spec.submodule_search_locations or ()) if spec else None
     return spec
 
 
@@ -77,31 +159,3 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _pin(requirement: str, engine: str) -> str:
-    match = _REQUIREMENT.fullmatch(requirement)
-    if not match or not (match[3].startswith("==") or _normal(match[1]) == _normal(engine)):
-        return requirement
-    here = _version(match[1])
-    return f"{match[1]}{match[2] or ''}=={here}" if here else requirement
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _holds(condition: str, python: tuple[int, ...]) -> bool:
-    match = _CONDITION.fullmatch(condition)
-    if not match:
-        raise ValueError(f"{condition!r} is not a condition on the Python version")
-    bound = tuple(int(number) for number in match[2].split("."))
-    actual = python[: len(bound)]
-    return {
-        ">=": actual >= bound,
-        "<=": actual <= bound,
-        "==": actual == bound,
-        "!=": actual != bound,
-        "<": actual < bound,
-        ">": actual > bound,
-    }[match[1]]

@@ -1,2 +1,1 @@
-"""A small Kubernetes library: what Oars needs of the API and no more. Objects are plain dicts; nothing here knows what
-a cluster of ours is."""
+"""A small asyncio client for the Kubernetes API. Objects are plain dicts. This package imports only `oars.base`."""

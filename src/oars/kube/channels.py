@@ -1,151 +1,150 @@
-"""Several byte streams over one WebSocket, as Kubernetes has it: the first byte of a message is its channel."""
+"""Channels of a Kubernetes WebSocket: the first byte of each message is the number of its channel."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from oars.kube.transport import WebSocket
+from oars.kube.transport import NETWORK_ERRORS, WebSocket
 
-CHUNK = 1 << 16  # the most that is sent in one message
-BUFFER = 1 << 18  # what may wait to be sent, or to be read, before the other side is held up
-
-Failed = (aiohttp.ClientError, OSError, ssl.SSLError)
-Take = Callable[[int, bytes], Awaitable[None]]
+MESSAGE_SIZE = 1 << 16  # maximum payload of a sent message
+BUFFER_SIZE = 1 << 18  # maximum number of unsent or unread bytes before backpressure
 
 
 class StreamClosed(ConnectionResetError):
-    """Nothing more can be sent."""
+    """The channel is closed for writing."""
 
 
-class Flow(asyncio.ReadTransport):
-    """Lets an asyncio.StreamReader hold up whoever feeds it while it holds enough."""
+class _FlowControl(asyncio.ReadTransport):
+    """Tells an asyncio.StreamReader's feeder when the reader's buffer is full."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.open = asyncio.Event()
-        self.open.set()
+        self.has_room = asyncio.Event()
+        self.has_room.set()
 
     def pause_reading(self) -> None:
-        self.open.clear()
+        self.has_room.clear()
 
     def resume_reading(self) -> None:
-        self.open.set()
+        self.has_room.set()
 
 
-class Source:
-    """Bytes that came in on a channel."""
+class ChannelReader:
+    """Makes the messages of a channel available as an asyncio.StreamReader."""
 
     def __init__(self) -> None:
-        self.reader = asyncio.StreamReader(limit=BUFFER)
-        self._flow = Flow()
-        self.reader.set_transport(self._flow)
+        self.stream = asyncio.StreamReader(limit=BUFFER_SIZE)
+        self._flow = _FlowControl()
+        self.stream.set_transport(self._flow)
         self._ended = False
 
     async def feed(self, data: bytes) -> None:
-        """Pass on bytes; waits while nobody takes them. After the end they are dropped: a busy peer does not hear at
-        once that we have let go."""
+        """Add received bytes, and wait while the buffer is full. Bytes after `end` are discarded."""
         if not data or self._ended:
             return
-        self.reader.feed_data(data)
-        await self._flow.open.wait()
+        self.stream.feed_data(data)
+        await self._flow.has_room.wait()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more bytes: in good order, or because of an error."""
+        """End the stream: with EOF, or with an error."""
         self._ended = True
         if error is not None:
-            self.reader.set_exception(error)
-        elif self.reader.exception() is None:
-            self.reader.feed_eof()
-        self._flow.open.set()
+            self.stream.set_exception(error)
+        elif self.stream.exception() is None:
+            self.stream.feed_eof()
+        self._flow.has_room.set()
 
 
-class Sink:
-    """Sends bytes on one channel in the order they were written. Used like an asyncio.StreamWriter."""
+class ChannelWriter:
+    """Sends bytes on a channel. Has the interface of an asyncio.StreamWriter."""
 
     def __init__(self, socket: WebSocket, channel: int) -> None:
         self._socket = socket
         self._prefix = bytes([channel])
-        self._waiting = bytearray()
-        self._ending = False
+        self._buffer = bytearray()
+        self._closing = False
         self._error: BaseException | None = None
-        self._work, self._room, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._update()
+        self._has_work, self._has_room, self._is_empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._update_events()
         self._task = asyncio.create_task(self._send())
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Take bytes to send; `drain` after it, or they pile up."""
-        if self._ending:
+        """Buffer bytes to send. Call `drain` afterwards, or the buffer grows without limit."""
+        if self._closing:
             raise StreamClosed("the stream is closed")
-        self._check()
-        self._waiting += data
-        self._update()
+        self._raise_error()
+        self._buffer += data
+        self._update_events()
 
     async def drain(self) -> None:
-        """Wait until there is room for more."""
-        await self._room.wait()
-        self._check()
+        """Wait until the buffer has room."""
+        await self._has_room.wait()
+        self._raise_error()
 
     async def flush(self) -> None:
-        """Wait until all is on its way."""
-        await self._empty.wait()
-        self._check()
+        """Wait until the buffer is empty."""
+        await self._is_empty.wait()
+        self._raise_error()
 
     def close(self) -> None:
-        """Send what is left, then nothing more."""
-        self._ending = True
-        self._update()
+        """Send the buffered bytes, then stop."""
+        self._closing = True
+        self._update_events()
 
     def abort(self, error: BaseException) -> None:
-        """Send nothing more; whoever waits gets the error."""
+        """Discard the buffered bytes. Pending and later calls raise StreamClosed from `error`."""
         self._error = self._error or error
-        self._update()
+        self._update_events()
 
     def is_closing(self) -> bool:
-        """Whether no more can be written."""
-        return self._ending or self._error is not None
+        """True after `close` or an error."""
+        return self._closing or self._error is not None
 
     async def wait_closed(self) -> None:
-        """Wait until all was sent, or could not be."""
+        """Wait until all bytes are sent or discarded."""
         await asyncio.wait([self._task])
 
-    def _check(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise StreamClosed(str(self._error) or "the connection is lost") from self._error
 
-    def _update(self) -> None:
-        waiting, done = len(self._waiting), self._error is not None
-        states = (self._work, waiting or self._ending), (self._room, waiting <= BUFFER), (self._empty, not waiting)
+    def _update_events(self) -> None:
+        size = len(self._buffer)
+        states = (
+            (self._has_work, size > 0 or self._closing),
+            (self._has_room, size <= BUFFER_SIZE),
+            (self._is_empty, size == 0),
+        )
         for event, state in states:
-            event.set() if state or done else event.clear()
+            event.set() if state or self._error is not None else event.clear()
 
     async def _send(self) -> None:
         try:
             while self._error is None:
-                await self._work.wait()
-                if not self._waiting and self._ending:
+                await self._has_work.wait()
+                if not self._buffer and self._closing:
                     return
-                if self._waiting and self._error is None:
-                    part = bytes(self._waiting[:CHUNK])
+                if self._buffer and self._error is None:
+                    part = bytes(self._buffer[:MESSAGE_SIZE])
                     await self._socket.send_bytes(self._prefix + part)
-                    del self._waiting[: len(part)]  # only now: `flush` means that it was handed over
-                    self._update()
-        except Failed as error:
+                    del self._buffer[: len(part)]  # only now, so that `flush` waits for the send
+                    self._update_events()
+        except NETWORK_ERRORS as error:
             self.abort(error)
 
 
-async def pump(socket: WebSocket, take: Take) -> bool:
-    """Hand each message to `take` until the end; True when the other side ended in good order.
+async def receive_messages(socket: WebSocket, handle: Callable[[int, bytes], Awaitable[None]]) -> bool:
+    """Call `handle(channel, data)` for each message; return True if the peer closed the WebSocket normally.
 
-    A connection that just breaks has no closing message, so what was cut off is never taken for the whole."""
+    A broken connection has no close message, so truncated data is never mistaken for complete data."""
     while True:
         message = await socket.receive()
         if message.type is aiohttp.WSMsgType.BINARY:
             if message.data:
-                await take(message.data[0], message.data[1:])
+                await handle(message.data[0], message.data[1:])
         elif message.type is aiohttp.WSMsgType.CLOSE:
             return bool(message.data in (aiohttp.WSCloseCode.OK, None, 0, 1005))
         elif message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.ERROR):

@@ -3,43 +3,56 @@
     async with Client(load(os.environ)) as client:
         pods = await client.list(POD, "default", labels="app=demo")
 
-What is read comes without managedFields: nobody here needs them, and they are half of every object.
+Returned objects have no managedFields: nothing here reads them, and they are about half of an object's size.
 """
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import json
+import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from oars.kube import streaming
-from oars.kube.errors import ApiError, is_expired, is_not_found
-from oars.kube.kinds import Kind, Object, of
-from oars.kube.target import Target
-from oars.kube.transport import SECONDS, Call, Params, Transport, WebSocket
+import aiohttp
 
-SILENCE = 100.0  # at rest a server sends a bookmark about once a minute; longer silence is a dead watch
+from oars.kube.errors import ApiError, is_expired, is_not_found
+from oars.kube.kinds import POD, Kind, Object, kind_of
+from oars.kube.target import Target
+from oars.kube.transport import NETWORK_ERRORS, TIMEOUT, Params, Request, Transport, WebSocket, unreachable
+
+FIELD_MANAGER = "oars"
+WATCH_IDLE_TIMEOUT = 100.0  # the server sends a bookmark about once a minute; a longer silence is a dead connection
+_WATCH_SECONDS = (300, 600)  # random, so that watches that start together do not end together
+# Reject fields that the server does not know instead of dropping them silently.
+_STRICT: Mapping[str, str] = {"fieldValidation": "Strict"}
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All objects of a list, and the version from which a watch goes on."""
+    """The objects of a list, and the resourceVersion at which a watch continues it."""
 
     items: list[Object]
     resource_version: str
 
 
 class Client:
-    """An API server as one user sees it. Many tasks of one event loop may share it."""
+    """A client of one API server. Tasks of one event loop may share it."""
 
     def __init__(
-        self, target: Target, user_agent: str = "oars", *, seconds: float = SECONDS, silence: float = SILENCE
+        self,
+        target: Target,
+        user_agent: str = "oars",
+        *,
+        timeout: float = TIMEOUT,
+        watch_idle_timeout: float = WATCH_IDLE_TIMEOUT,
     ) -> None:
         self.target = target
-        self.silence = silence
-        self._seconds = seconds
+        self._timeout = timeout
+        self._watch_idle_timeout = watch_idle_timeout
         self._transport = Transport(target, user_agent)
 
     async def __aenter__(self) -> Self:
@@ -51,58 +64,67 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End all connections, watches and streams included."""
+        """Close all connections, including watches and streams."""
         await self._transport.close()
 
     async def log_in(self) -> None:
-        """Get credentials, if a plug-in gives them out: a person may have to type or visit a page. Whoever sets a
-        deadline for answers of the server calls this before."""
+        """Run the exec credential plugin, if there is one. It may wait for user input, so call this before starting a
+        timeout that is meant for the API server."""
         await self._transport.log_in()
 
-    # reading
+    # Read
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
-        """One object; a namespaced kind without a namespace is looked for in the target's."""
-        return await self._object(Call("GET", kind.path(self._home(kind, namespace), name)))
+        """Return an object. The default namespace is the target's."""
+        return await self._object(Request("GET", kind.path(self._namespace(kind, namespace), name)))
 
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", limit: int = 500
     ) -> Listing:
-        """All objects, fetched in pages; without a namespace those of all namespaces."""
+        """List objects in pages of `limit`. Without a namespace, list all namespaces."""
         try:
-            return await self._pages(kind, namespace, _selectors(labels, fields), limit)
+            return await self._list_pages(kind, namespace, _selectors(labels, fields), limit)
         except ApiError as error:
             if not is_expired(error) or not limit:
                 raise
-            # The list outlived its pages: take it in one piece.
-            return await self._pages(kind, namespace, _selectors(labels, fields), 0)
+            # The continue token expired between two pages. Read the list in one piece.
+            return await self._list_pages(kind, namespace, _selectors(labels, fields), 0)
 
-    async def _pages(self, kind: Kind, namespace: str | None, selectors: Mapping[str, str], limit: int) -> Listing:
+    async def _list_pages(self, kind: Kind, namespace: str | None, selectors: Mapping[str, str], limit: int) -> Listing:
         items: builtins.list[Object] = []
         params = {**selectors, **({"limit": str(limit)} if limit else {})}
         while True:
-            page = await self._json(Call("GET", kind.path(namespace), params))
+            page = await self._json(Request("GET", kind.path(namespace), params))
             for item in page.get("items") or ():
-                item.setdefault("apiVersion", kind.api_version)  # lists leave these out
+                item.setdefault("apiVersion", kind.api_version)  # the items of a list have neither
                 item.setdefault("kind", kind.kind)
-                items.append(trimmed(item))
-            meta = page.get("metadata") or {}
-            if not meta.get("continue"):
-                return Listing(items, meta.get("resourceVersion", ""))
-            params["continue"] = meta["continue"]
+                items.append(_without_managed_fields(item))
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return Listing(items, metadata.get("resourceVersion", ""))
+            params["continue"] = metadata["continue"]
 
-    def watch(
+    async def watch(
         self, kind: Kind, namespace: str | None = None, *, resource_version: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Changes since a version: ADDED, MODIFIED, DELETED, and BOOKMARK (only a newer version to go on from).
+        """Yield the events since `resource_version`: ADDED, MODIFIED, DELETED and BOOKMARK.
 
-        Ends when the server ends it, after five to ten minutes: watch again from the last version. Raises ApiError
-        with status 410 when the version is too old, Unreachable when the connection breaks or nothing, not even a
-        bookmark, came for `silence` seconds."""
-        params = {**_selectors(labels, fields), "resourceVersion": resource_version}
-        return streaming.watch(self._transport, kind.path(namespace), params, self.silence)
+        The server ends a watch after five to ten minutes; start the next one at the last resourceVersion. Raises
+        ApiError with status 410 if the resourceVersion is too old, and Unreachable if the connection breaks or is
+        silent for `watch_idle_timeout` seconds."""
+        params = {**_selectors(labels, fields), "resourceVersion": resource_version, "watch": "true"}
+        params |= {"allowWatchBookmarks": "true", "timeoutSeconds": str(random.randint(*_WATCH_SECONDS))}
+        async with self._transport.send(Request("GET", kind.path(namespace), params), stream=True) as response:
+            async for line in self._lines(response, self._watch_idle_timeout):
+                try:
+                    event = json.loads(line)
+                except ValueError as error:  # a proxy closed the connection within a line
+                    raise unreachable(self.target, error) from error
+                if event["type"] == "ERROR":
+                    raise ApiError(int(event["object"].get("code") or 500), event["object"])
+                yield event["type"], _without_managed_fields(event["object"])
 
-    def logs(  # noqa: PLR0913 (the API's own options)
+    async def logs(  # noqa: PLR0913 (the API's own options)
         self,
         name: str,
         namespace: str | None = None,
@@ -114,75 +136,66 @@ class Client:
         since: str = "",
         timestamps: bool = False,
     ) -> AsyncIterator[str]:
-        """The lines of a container's log. `since`: from the second of this time on, as a line's stamp has it."""
+        """Yield the lines of a container's log. `since` is an RFC 3339 time; the server ignores fractions of seconds.
+
+        There is no idle timeout: a container may log nothing for days."""
         params = {"container": container} if container else {}
         flags = {"follow": follow, "previous": previous, "timestamps": timestamps}
         params |= {key: "true" for key, value in flags.items() if value}
         params |= {"tailLines": str(tail)} if tail is not None else {}
         params |= {"sinceTime": since} if since else {}
-        return streaming.logs(
-            self._transport, f"/api/v1/namespaces/{namespace or self.target.namespace}/pods/{name}/log", params
-        )
+        request = Request("GET", POD.path(self._namespace(POD, namespace), name, "log"), params)
+        async with self._transport.send(request, stream=True) as response:
+            async for line in self._lines(response, None):
+                yield line.decode(errors="replace")
 
-    async def version(self) -> Object:
-        """The server's version, as /version gives it (gitVersion, major, minor, …)."""
-        return await self._json(Call("GET", "/version"))
+    async def _lines(self, response: aiohttp.ClientResponse, idle_timeout: float | None) -> AsyncIterator[bytes]:
+        """Yield lines without line ends. Unlike aiohttp's reader, do not limit their length: objects may be large."""
+        parts: builtins.list[bytes] = []
+        while True:
+            try:
+                async with asyncio.timeout(idle_timeout):
+                    content = await response.content.readany()
+            except NETWORK_ERRORS as error:
+                raise unreachable(self.target, error) from error
+            if not content:
+                break
+            *complete, rest = content.split(b"\n")
+            for line in complete:
+                parts.append(line)
+                yield b"".join(parts).removesuffix(b"\r")
+                parts.clear()
+            if rest:
+                parts.append(rest)
+        if parts:
+            yield b"".join(parts)
 
-    async def may(
-        self,
-        verb: str,
-        resource: str,
-        group: str = "",
-        namespace: str | None = None,
-        name: str = "",
-        subresource: str = "",
-    ) -> bool:
-        """Whether we have the right to do this; without a namespace: in all of them."""
-        wanted = {"verb": verb, "resource": resource, "group": group, "namespace": namespace or ""}
-        wanted |= {"name": name, "subresource": subresource}
-        kind = Kind("authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", False)
-        body = {"apiVersion": kind.api_version, "kind": kind.kind, "spec": {"resourceAttributes": wanted}}
-        answer = await self._json(Call("POST", kind.path(None), body=body))  # changes nothing: may be repeated
-        return bool(answer.get("status", {}).get("allowed"))
-
-    # writing
+    # Write
 
     async def create(self, obj: Object, kind: Kind | None = None) -> Object:
-        """Create an object, of a kind that must be given if it is nobody's we know. Without an answer it may exist or
-        not: a second try is the caller's choice."""
-        kind = kind or of(obj)
-        path = kind.path(self._home(kind, _namespace(obj)))
-        return await self._object(Call("POST", path, _STRICT, obj, repeatable=False))
+        """Create an object. Pass `kind` if `kind_of` does not know it.
 
-    async def apply(
-        self, obj: Object, *, force: bool = True, dry_run: bool = False, manager: str = "oars", subresource: str = ""
-    ) -> Object:
-        """Server-side apply: create it, or make our fields of it so. Unknown fields are refused."""
-        # Apply refuses unknown fields by itself; a stricter reading would have the server read all twice.
-        params = {"fieldValidation": "Ignore", "fieldManager": manager, "force": "true" if force else "false"}
-        params |= {"dryRun": "All"} if dry_run else {}
-        path = self._path(obj, subresource)
-        return await self._object(Call("PATCH", path, params, obj, "application/apply-patch+yaml"))
+        If the server does not answer, the object may exist; the request is not retried."""
+        kind = kind or kind_of(obj)
+        path = kind.path(self._namespace(kind, obj["metadata"].get("namespace")))
+        return await self._object(Request("POST", path, _STRICT, obj, idempotent=False))
+
+    async def apply(self, obj: Object) -> Object:
+        """Create or update an object by server-side apply. Takes over fields of other managers."""
+        # Apply always rejects unknown fields. Strict validation would make the server decode the object twice.
+        params = {"fieldValidation": "Ignore", "fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._object(Request("PATCH", self._path(obj), params, obj, "application/apply-patch+yaml"))
 
     async def patch(
         self, kind: Kind, name: str, namespace: str | None, body: Object, *, subresource: str = ""
     ) -> Object:
-        """Merge patch (RFC 7386). With metadata.resourceVersion in it, only if nobody wrote in between."""
-        path = kind.path(self._home(kind, namespace), name, subresource)
-        return await self._object(Call("PATCH", path, _STRICT, body, "application/merge-patch+json"))
+        """Send a merge patch (RFC 7386). With metadata.resourceVersion in it, a concurrent change raises 409."""
+        path = kind.path(self._namespace(kind, namespace), name, subresource)
+        return await self._object(Request("PATCH", path, _STRICT, body, "application/merge-patch+json"))
 
-    async def json_patch(
-        self, kind: Kind, name: str, namespace: str | None, operations: Iterable[Object], *, subresource: str = ""
-    ) -> Object:
-        """JSON patch (RFC 6902). Not repeated by itself: adding to a list twice adds twice."""
-        path = kind.path(self._home(kind, namespace), name, subresource)
-        body = builtins.list(operations)
-        call = Call("PATCH", path, _STRICT, body, "application/json-patch+json", repeatable=False)
-        return await self._object(call)
-
-    async def replace(self, obj: Object, *, subresource: str = "") -> Object:
-        """Put an object in place of what is there, if that still has the object's resourceVersion (else 409)."""
-        return await self._object(Call("PUT", self._path(obj, subresource), _STRICT, obj))
+    async def replace(self, obj: Object) -> Object:
+        """Replace an object. Raises 409 if its resourceVersion has changed."""
+        return await self._object(Request("PUT", self._path(obj), _STRICT, obj))
 
     async def delete(  # noqa: PLR0913 (the API's own options)
         self,
@@ -195,69 +208,57 @@ class Client:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> bool:
-        """Delete an object, not waiting until it is gone. False: it was not there. With `uid` or `resource_version`
-        only that very one (else 409)."""
-        body = _deletion(propagation, grace)
+        """Start deleting an object; return False if it does not exist.
+
+        `uid` and `resource_version` are preconditions: another value of the object raises 409."""
+        body = _delete_options(propagation, grace)
         conditions = {"uid": uid, "resourceVersion": resource_version}
-        if only := {key: value for key, value in conditions.items() if value is not None}:
-            body["preconditions"] = only
+        if preconditions := {key: value for key, value in conditions.items() if value is not None}:
+            body["preconditions"] = preconditions
         try:
-            await self._json(Call("DELETE", kind.path(self._home(kind, namespace), name), body=body))
+            await self._json(Request("DELETE", kind.path(self._namespace(kind, namespace), name), body=body))
         except ApiError as error:
             if is_not_found(error):
                 return False
             raise
         return True
 
-    async def delete_all(
+    async def delete_collection(
         self, kind: Kind, namespace: str, labels: str, *, grace: int | None = None, propagation: str = "Background"
     ) -> None:
-        """Delete all objects of a namespace with these labels."""
-        call = Call("DELETE", kind.path(namespace), _selectors(labels, ""), _deletion(propagation, grace))
-        await self._json(call)
+        """Start deleting all objects of a namespace that match a label selector."""
+        body = _delete_options(propagation, grace)
+        await self._json(Request("DELETE", kind.path(namespace), _selectors(labels, ""), body))
 
     async def websocket(self, path: str, params: Params, protocols: Iterable[str]) -> WebSocket:
-        """A WebSocket, for what goes both ways (see streams)."""
-        return await self._transport.websocket(path, params, protocols, self._seconds)
+        """Open a WebSocket, for exec and port-forward."""
+        return await self._transport.websocket(path, params, protocols, self._timeout)
 
-    # inside
+    async def _json(self, request: Request) -> Object:
+        return await self._transport.json(request, seconds=self._timeout)
 
-    async def _json(self, call: Call) -> Object:
-        return await self._transport.json(call, seconds=self._seconds)
+    async def _object(self, request: Request) -> Object:
+        return _without_managed_fields(await self._json(request))
 
-    async def _object(self, call: Call) -> Object:
-        return trimmed(await self._json(call))
+    def _path(self, obj: Object) -> str:
+        kind, metadata = kind_of(obj), obj["metadata"]
+        return kind.path(self._namespace(kind, metadata.get("namespace")), metadata["name"])
 
-    def _path(self, obj: Object, subresource: str) -> str:
-        kind = of(obj)
-        return kind.path(self._home(kind, _namespace(obj)), obj["metadata"]["name"], subresource)
-
-    def _home(self, kind: Kind, namespace: str | None) -> str | None:
+    def _namespace(self, kind: Kind, namespace: str | None) -> str | None:
         return (namespace or self.target.namespace) if kind.namespaced else None
 
 
-# A field that the server does not know is a mistake, not something to drop silently.
-_STRICT: Mapping[str, str] = {"fieldValidation": "Strict"}
-
-
-def trimmed(obj: Object) -> Object:
-    """The object without its managedFields."""
-    meta = obj.get("metadata")
-    if meta:
-        meta.pop("managedFields", None)
+def _without_managed_fields(obj: Object) -> Object:
+    if metadata := obj.get("metadata"):
+        metadata.pop("managedFields", None)
     return obj
 
 
-def _namespace(obj: Object) -> str | None:
-    namespace: str | None = obj["metadata"].get("namespace")
-    return namespace
-
-
 def _selectors(labels: str, fields: str) -> dict[str, str]:
-    given = {"labelSelector": labels, "fieldSelector": fields}
-    return {key: value for key, value in given.items() if value}
+    selectors = {"labelSelector": labels, "fieldSelector": fields}
+    return {key: value for key, value in selectors.items() if value}
 
 
-def _deletion(propagation: str, grace: int | None) -> Object:
+def _delete_options(propagation: str, grace: int | None) -> Object:
     body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
     return body if grace is None else {**body, "gracePeriodSeconds": grace}

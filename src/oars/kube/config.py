@@ -1,30 +1,29 @@
-"""Reading kubeconfigs by kubectl's rules.
+"""Load a Target by kubectl's rules.
 
---kubeconfig, else the files of KUBECONFIG (merged: the first to name a thing wins), else ~/.kube/config, else the
-service account of the pod we run in. Paths in a file are relative to that file.
+The sources, in order: --kubeconfig; the files in KUBECONFIG, merged so that the first definition of a name wins;
+~/.kube/config; the service account of the pod that this process runs in. Paths in a file are relative to that file.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
 from oars.base.text import suggest
 from oars.kube.errors import ConfigError
-from oars.kube.proxies import proxy_of
 from oars.kube.target import ExecPlugin, Impersonation, Pem, Target
-
-__all__ = ["Target", "contexts", "in_cluster", "load"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_INTERACTIVE = ("Never", "IfAvailable", "Always")
+_INTERACTIVE_MODES = ("Never", "IfAvailable", "Always")
 
 Environ = Mapping[str, str]
 
@@ -32,41 +31,35 @@ Environ = Mapping[str, str]
 def load(
     environ: Environ, *, context: str | None = None, namespace: str | None = None, kubeconfig: str | Path | None = None
 ) -> Target:
-    """Whom to talk to, by kubectl's rules; the arguments win over what is found."""
+    """Return the target of a context. The arguments take precedence over the kubeconfig."""
     paths = _paths(environ, kubeconfig)
-    config = _merged(paths)
-    if config.empty():
+    config = _merge(paths)
+    if not (config.clusters or config.contexts):
         if context is None and in_cluster(environ):
             return _from_service_account(environ, namespace)
-        raise _nothing(paths)
+        hint = "Set KUBECONFIG, or pass --kubeconfig."
+        searched = tuple(f"searched {path}" for path in paths)
+        raise ConfigError("No kubeconfig found, and this process does not run in a pod.", hint, searched)
     return _from_kubeconfig(config, environ, context, namespace)
 
 
 def in_cluster(environ: Environ) -> bool:
-    """Whether we run in a pod that may talk to its API server."""
+    """True if this process runs in a pod with a service account token."""
     return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").exists()
 
 
-def contexts(environ: Environ, kubeconfig: str | Path | None = None) -> list[str]:
-    """The names of all contexts, for completion and messages."""
-    return sorted(_merged(_paths(environ, kubeconfig)).contexts)
-
-
-# files
+# Files
 
 
 @dataclass
 class _Config:
-    """Several kubeconfigs merged. Each entry remembers the folder it came from."""
+    """Merged kubeconfigs. Each entry has the directory of its file, which its relative paths refer to."""
 
     current: str = ""
     clusters: dict[str, tuple[Any, Path]] = field(default_factory=dict)
     users: dict[str, tuple[Any, Path]] = field(default_factory=dict)
     contexts: dict[str, tuple[Any, Path]] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
-
-    def empty(self) -> bool:
-        return not (self.clusters or self.contexts)
 
     @property
     def source(self) -> str:
@@ -77,7 +70,7 @@ def _paths(environ: Environ, kubeconfig: str | Path | None) -> list[Path]:
     if kubeconfig is not None:
         path = Path(kubeconfig).expanduser()
         if not path.exists():
-            raise ConfigError(f"There is no kubeconfig {path}.", "Give the path of an existing file.")
+            raise ConfigError(f"Kubeconfig {path} does not exist.", "Pass the path of an existing file.")
         return [path]
     listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
     if listed:
@@ -86,10 +79,10 @@ def _paths(environ: Environ, kubeconfig: str | Path | None) -> list[Path]:
     return [Path(home) / ".kube" / "config"] if home else []
 
 
-def _merged(paths: list[Path]) -> _Config:
+def _merge(paths: list[Path]) -> _Config:
     merged = _Config()
     for path in paths:
-        if not path.exists():  # kubectl, too, passes over missing files of the list
+        if not path.exists():  # kubectl also skips missing files
             continue
         content = _read(path)
         merged.files.append(path)
@@ -105,19 +98,21 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        hint = "Make it readable, or name another one with --kubeconfig."
-        raise ConfigError(f"The kubeconfig {path} cannot be read: {error.strerror}.", hint) from error
+        hint = "Correct its permissions, or pass another file with --kubeconfig."
+        raise ConfigError(f"Cannot read kubeconfig {path}: {error.strerror}.", hint) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        hint = f"`kubectl config view --kubeconfig {path}` checks it."
-        raise ConfigError(f"The kubeconfig {path} is no YAML.", hint, tuple(str(error).splitlines()[:4])) from error
+        hint = f"Run `kubectl config view --kubeconfig {path}` to check it."
+        lines = tuple(str(error).splitlines()[:4])
+        raise ConfigError(f"Kubeconfig {path} is not valid YAML.", hint, lines) from error
     if content is None:
         return {}
-    if not _well_formed(content):
-        raise ConfigError(f"{path} is no kubeconfig.", "It needs clusters, users and contexts, each with a name.")
+    if not _is_kubeconfig(content):
+        hint = "Check that clusters, users and contexts are lists and that each entry has a name."
+        raise ConfigError(f"{path} is not a kubeconfig.", hint)
     return dict(content)
 
 
-def _well_formed(content: object) -> bool:
+def _is_kubeconfig(content: object) -> bool:
     if not isinstance(content, dict):
         return False
     for plural in ("clusters", "users", "contexts"):
@@ -127,113 +122,109 @@ def _well_formed(content: object) -> bool:
     return True
 
 
-def _nothing(paths: list[Path]) -> ConfigError:
-    looked = tuple(f"looked for {path}" for path in paths)
-    hint = "Name a kubeconfig with --kubeconfig or KUBECONFIG."
-    return ConfigError("No kubeconfig was found, and this is no pod of a cluster.", hint, looked)
+# Kubeconfig to target
 
 
-# from a file to a target
-
-
-def _from_kubeconfig(config: _Config, environ: Environ, wanted: str | None, namespace: str | None) -> Target:
-    name = wanted or config.current or _only(config)
+def _from_kubeconfig(config: _Config, environ: Environ, context_name: str | None, namespace: str | None) -> Target:
+    name = context_name or config.current or _only_context(config)
     context, _ = _entry(config.contexts, name, "context", config)
-    cluster, cluster_home = _entry(config.clusters, context.get("cluster", ""), "cluster", config)
+    cluster, cluster_dir = _entry(config.clusters, context.get("cluster", ""), "cluster", config)
     user: dict[str, Any] = {}
-    user_home = Path()
+    user_dir = Path()
     if context.get("user"):
-        user, user_home = _entry(config.users, context["user"], "user", config)
+        user, user_dir = _entry(config.users, context["user"], "user", config)
     if user.get("auth-provider"):
-        hint = "Log in anew with your provider's exec plug-in; kubectl dropped auth-provider as well."
-        raise ConfigError(f"The user {context['user']!r} of {config.source} uses auth-provider.", hint)
+        hint = "Configure your provider's exec plugin. kubectl no longer supports auth-provider either."
+        raise ConfigError(f"User {context['user']!r} in {config.source} uses auth-provider.", hint)
     server = str(cluster.get("server", "")).rstrip("/")
     if not server.startswith(("https://", "http://")):
-        raise ConfigError(f"The cluster of context {name!r} has no server.", f"Correct it in {config.source}.")
+        hint = f"Set clusters[].cluster.server in {config.source} to an http:// or https:// URL."
+        raise ConfigError(f"The cluster of context {name!r} has no server.", hint)
     plugin = user.get("exec")
     return Target(
         server=server,
         namespace=namespace or context.get("namespace") or "default",
         context=name,
-        ca=_pem(cluster, "certificate-authority", cluster_home),
-        cert=_pem(user, "client-certificate", user_home),
-        key=_pem(user, "client-key", user_home),
+        ca=_pem(cluster, "certificate-authority", cluster_dir),
+        cert=_pem(user, "client-certificate", user_dir),
+        key=_pem(user, "client-key", user_dir),
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
         tls_server_name=cluster.get("tls-server-name", ""),
         token=user.get("token", ""),
-        token_file=_resolved(user.get("tokenFile", ""), user_home),
-        exec_plugin=_plugin(plugin, cluster, (cluster_home, user_home)) if plugin else None,
+        token_file=_resolve(user.get("tokenFile", ""), user_dir),
+        exec_plugin=_exec_plugin(plugin, user_dir, cluster, cluster_dir) if plugin else None,
         username=user.get("username", ""),
         password=user.get("password", ""),
-        proxy_url=cluster.get("proxy-url") or proxy_of(server, environ),
+        proxy_url=cluster.get("proxy-url") or proxy_from_environment(server, environ),
         impersonate=_impersonation(user),
         source=config.source,
     )
 
 
-def _only(config: _Config) -> str:
-    """Without a current context kubectl gives up; a single one leaves no doubt."""
+def _only_context(config: _Config) -> str:
+    """Return the only context. Unlike kubectl, we do not need current-context if there is one context."""
     if len(config.contexts) == 1:
         return next(iter(config.contexts))
-    hint = "Choose one with --context or `kubectl config use-context`."
-    raise ConfigError(f"No context is chosen in {config.source}.", hint, tuple(sorted(config.contexts)))
+    hint = "Pass --context, or run `kubectl config use-context NAME`."
+    raise ConfigError(f"current-context is not set in {config.source}.", hint, tuple(sorted(config.contexts)))
 
 
 def _entry(known: Mapping[str, tuple[Any, Path]], name: str, what: str, config: _Config) -> tuple[dict[str, Any], Path]:
     if name not in known:
-        hint = f"There are: {', '.join(sorted(known)) or 'none'}.{suggest(name, known)}"
-        raise ConfigError(f"There is no {what} {name!r} in {config.source}.", hint)
-    content, home = known[name]
-    return dict(content), home
+        hint = f"Known names: {', '.join(sorted(known)) or 'none'}.{suggest(name, known)}"
+        raise ConfigError(f"No {what} {name!r} in {config.source}.", hint)
+    content, directory = known[name]
+    return dict(content), directory
 
 
-def _resolved(path: str, home: Path) -> str:
-    return str(home / path) if path else ""
+def _resolve(path: str, directory: Path) -> str:
+    return str(directory / path) if path else ""
 
 
-def _pem(entry: Mapping[str, Any], key: str, home: Path) -> Pem:
+def _pem(entry: Mapping[str, Any], key: str, directory: Path) -> Pem:
     data = entry.get(f"{key}-data")
     if not data:
-        return Pem(path=_resolved(entry.get(key, ""), home))
+        return Pem(path=_resolve(entry.get(key, ""), directory))
     try:
         return Pem(data=base64.b64decode(data).decode())
     except (binascii.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}-data in the kubeconfig is not base64.", "Write the file anew.") from error
+        hint = "Download the kubeconfig again, or correct this field."
+        raise ConfigError(f"{key}-data in the kubeconfig is not valid base64.", hint) from error
 
 
-def _plugin(entry: Mapping[str, Any], cluster: Mapping[str, Any], homes: tuple[Path, Path]) -> ExecPlugin:
+def _exec_plugin(entry: Mapping[str, Any], user_dir: Path, cluster: Mapping[str, Any], cluster_dir: Path) -> ExecPlugin:
     command, version = str(entry.get("command", "")), str(entry.get("apiVersion", ""))
     if version not in _EXEC_VERSIONS:
-        hint = f"It must be one of {', '.join(_EXEC_VERSIONS)}."
-        raise ConfigError(f"The exec plug-in {command!r} speaks {version!r}, which nobody does now.", hint)
+        hint = f"Set users[].user.exec.apiVersion to one of {', '.join(_EXEC_VERSIONS)}."
+        raise ConfigError(f"Exec plugin {command!r} has the unsupported apiVersion {version!r}.", hint)
     mode = entry.get("interactiveMode") or "IfAvailable"
-    if mode not in _INTERACTIVE:
-        raise ConfigError(f"interactiveMode {mode!r} is unknown.", f"It is one of {', '.join(_INTERACTIVE)}.")
-    cluster_home, user_home = homes
-    if "/" in command:  # a bare name is looked up on PATH
-        command = str(user_home / command)
-    info = _cluster_info(cluster, cluster_home) if entry.get("provideClusterInfo") else None
+    if mode not in _INTERACTIVE_MODES:
+        hint = f"Set it to one of {', '.join(_INTERACTIVE_MODES)}."
+        raise ConfigError(f"Exec plugin {command!r} has the unknown interactiveMode {mode!r}.", hint)
+    if "/" in command:  # a name without a slash is searched on PATH
+        command = str(user_dir / command)
+    info = _cluster_info(cluster, cluster_dir) if entry.get("provideClusterInfo") else None
     return ExecPlugin(
         command=command,
         args=tuple(map(str, entry.get("args") or ())),
         env=tuple((part["name"], str(part.get("value", ""))) for part in entry.get("env") or ()),
         api_version=version,
-        interactive=mode,
+        interactive_mode=mode,
         install_hint=str(entry.get("installHint") or ""),
         cluster_info=info,
     )
 
 
-def _cluster_info(cluster: Mapping[str, Any], home: Path) -> dict[str, Any]:
-    """What a plug-in that asks for it is told of the cluster."""
+def _cluster_info(cluster: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Return spec.cluster of the ExecCredential that is passed to a plugin with provideClusterInfo."""
     plain = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-    told = {key: cluster[key] for key in plain if cluster.get(key)}
-    if authority := _pem(cluster, "certificate-authority", home):
-        told["certificate-authority-data"] = base64.b64encode(authority.text().encode()).decode()
+    info = {key: cluster[key] for key in plain if cluster.get(key)}
+    if authority := _pem(cluster, "certificate-authority", directory):
+        info["certificate-authority-data"] = base64.b64encode(authority.text().encode()).decode()
     for extension in cluster.get("extensions") or ():
         if extension.get("name") == "client.authentication.k8s.io/exec":
-            told["config"] = extension.get("extension")
-    return told
+            info["config"] = extension.get("extension")
+    return info
 
 
 def _impersonation(user: Mapping[str, Any]) -> Impersonation:
@@ -246,17 +237,63 @@ def _impersonation(user: Mapping[str, Any]) -> Impersonation:
     )
 
 
-# from a pod to a target
+# Service account to target
 
 
 def _from_service_account(environ: Environ, namespace: str | None) -> Target:
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    own = SERVICE_ACCOUNT / "namespace"
+    namespace_file = SERVICE_ACCOUNT / "namespace"
     return Target(
         server=server,
-        namespace=namespace or (own.read_text().strip() if own.exists() else "default"),
+        namespace=namespace or (namespace_file.read_text().strip() if namespace_file.exists() else "default"),
         ca=Pem(path=str(SERVICE_ACCOUNT / "ca.crt")),
         token_file=str(SERVICE_ACCOUNT / "token"),
         source="the pod's service account",
     )
+
+
+# Proxy
+
+
+def proxy_from_environment(server: str, environ: Environ) -> str:
+    """Return HTTPS_PROXY or HTTP_PROXY, or "" if NO_PROXY excludes the server. The rules are those of Go's net/http."""
+    url = urlsplit(server)
+    host = (url.hostname or "").lower()
+    proxy, rules = (
+        environ.get(name.upper()) or environ.get(name) or "" for name in (f"{url.scheme}_proxy", "no_proxy")
+    )
+    address = _ip_address(host)
+    if not proxy or host == "localhost" or (address is not None and address.is_loopback):
+        return ""
+    if any(_matches(host, url.port, rule.strip().lower()) for rule in rules.split(",") if rule.strip()):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _matches(host: str, port: int | None, rule: str) -> bool:
+    """True if an entry of NO_PROXY matches: *, a CIDR, or an IP address or domain with an optional port."""
+    if rule == "*":
+        return True
+    address = _ip_address(host)
+    if "/" in rule:
+        try:
+            return address is not None and address in ipaddress.ip_network(rule, strict=False)
+        except ValueError:
+            return False
+    name, colon, digits = rule.rpartition(":")
+    if colon and digits.isdigit() and _ip_address(rule) is None:
+        if int(digits) != port:
+            return False
+        rule = name.strip("[]")
+    if address is not None:
+        return address == _ip_address(rule)
+    domain = rule.removeprefix("*").lstrip(".")
+    return host.endswith(f".{domain}") or (host == domain and not rule.startswith((".", "*")))
+
+
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

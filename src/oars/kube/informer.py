@@ -1,4 +1,4 @@
-"""A copy of all objects of a kind, kept current: list, watch, and begin anew when either breaks."""
+"""A local cache of all objects of a kind, kept current by list and watch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from collections.abc import Callable, Sequence
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
-from oars.kube.client import Client, Listing
+from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_denied, is_expired
 from oars.kube.kinds import Kind, Object
 
-Key = tuple[str, str]  # namespace ("" for kinds without), name
-Changed = Callable[[Key, Object | None, Object | None], None]
+Key = tuple[str, str]  # namespace ("" for cluster-scoped kinds), name
+OnChange = Callable[[Key, Object | None, Object | None], None]
 
-FIRST_WAIT = 0.2
-LONGEST_WAIT = 30.0
-_STEADY = 1.0  # a watch that held this long was no failure
+FIRST_DELAY = 0.2
+MAX_DELAY = 30.0
+_MIN_WATCH_SECONDS = 1.0  # a watch that ends sooner counts as a failure
 
 _log = get_logger(__name__)
 
 
 class Informer:
-    """`objects` is what the API server last told us; `changed(key, old, new)` is called after each change of it, with
-    None for old when the object is new and for new when it is gone. `keep` trims an object before it is kept.
-    `error` is what went wrong last, and None as soon as something goes right."""
+    """Caches the objects of a kind in `objects`.
+
+    `on_change(key, old, new)` is called after each change; `old` is None for a new object, `new` for a deleted one.
+    `transform` reduces an object before it is cached. `error` is the last failure, or None after a success."""
 
     def __init__(  # noqa: PLR0913 (the selectors belong together)
         self,
@@ -36,8 +37,8 @@ class Informer:
         *,
         labels: str = "",
         fields: str = "",
-        keep: Callable[[Object], Object] | None = None,
-        changed: Changed = lambda key, old, new: None,
+        transform: Callable[[Object], Object] | None = None,
+        on_change: OnChange = lambda key, old, new: None,
     ) -> None:
         self.objects: dict[Key, Object] = {}
         self.synced = asyncio.Event()
@@ -47,147 +48,143 @@ class Informer:
         self._namespace = namespace
         self._labels = labels
         self._fields = fields
-        self._keep = keep or (lambda obj: obj)
-        self._changed = changed
-        self._version = ""  # from which a watch goes on; empty: list first
+        self._transform = transform or (lambda obj: obj)
+        self._on_change = on_change
+        self._resource_version = ""  # where the next watch starts; empty: list first
         self._failures = 0
-        self._heard = asyncio.Event()  # of the server, be it good or bad
+        self._progress = asyncio.Event()  # set after each success or failure
 
     async def run(self) -> None:
-        """For ever. Ends only by being cancelled, or by an error that is not the API server's."""
+        """List and watch until cancelled. Raises only errors that do not come from the API server."""
         while True:
             try:
-                if not self._version:
+                if not self._resource_version:
                     await self._list()
                 await self._watch()
             except (OarsError, TimeoutError) as error:
-                self._failed(error)
-                await asyncio.sleep(self._wait())
+                self._record_failure(error)
+                await asyncio.sleep(self._backoff())
 
-    async def listed(self) -> None:
-        """Until everything has been listed once. Raises the error that no waiting mends: a right that we lack."""
+    async def wait_synced(self) -> None:
+        """Wait for the first complete list. Raises the error if the API server denies access."""
         while not self.synced.is_set():
             if self.error is not None and is_denied(self.error):
                 raise self.error
-            self._heard.clear()
-            await self._heard.wait()
+            self._progress.clear()
+            await self._progress.wait()
 
-    def late(self, seconds: float) -> OarsError:
-        """For whoever has waited so long for the first list."""
+    def sync_error(self, seconds: float) -> OarsError:
+        """Return the error for a first list that took longer than `seconds`."""
         message = f"The API server did not list {self._kind.plural} within {seconds:.0f} s"
         if isinstance(self.error, OarsError):
             return OarsError(f"{message}: {self.error.message.rstrip('.')}.", self.error.hint)
-        return OarsError(f"{message}.", "Try again when it answers.")
+        return OarsError(f"{message}.", "Try again when the API server is reachable.")
 
     async def _list(self) -> None:
         listing = await self._client.list(self._kind, self._namespace, labels=self._labels, fields=self._fields)
-        self._replace(listing)
-        self._version = listing.resource_version
-        self._succeeded()
-        self.synced.set()
-        self._heard.set()
-
-    def _replace(self, listing: Listing) -> None:
-        """Take over a list; what is not in it went away while nobody looked."""
         listed = {key_of(item): item for item in listing.items}
-        for key in [key for key in self.objects if key not in listed]:
-            self._drop(key)
+        for key in [key for key in self.objects if key not in listed]:  # deleted since the watch broke
+            self._remove(key)
         for key, item in listed.items():
-            self._put(key, item)
+            self._store(key, item)
+        self._resource_version = listing.resource_version
+        self._failures, self.error = 0, None
+        self.synced.set()
+        self._progress.set()
 
     async def _watch(self) -> None:
         started = time.monotonic()
         events = self._client.watch(
-            self._kind, self._namespace, resource_version=self._version, labels=self._labels, fields=self._fields
+            self._kind,
+            self._namespace,
+            resource_version=self._resource_version,
+            labels=self._labels,
+            fields=self._fields,
         )
-        async for what, obj in events:
-            self._take(what, obj)
-            self._succeeded()
-        if time.monotonic() - started < _STEADY:
-            # It ended in good order, but at once: do not ask again and again without a breath.
+        async for event, obj in events:
+            if event == "DELETED":
+                self._remove(key_of(obj))
+            elif event != "BOOKMARK":
+                self._store(key_of(obj), obj)
+            # Last, so that an event whose `on_change` raises is not skipped.
+            self._resource_version = obj["metadata"]["resourceVersion"]
+            self._failures, self.error = 0, None
+        if time.monotonic() - started < _MIN_WATCH_SECONDS:
+            # The server ended the watch normally but at once. Do not reconnect in a busy loop.
             self._failures += 1
-            await asyncio.sleep(self._wait())
+            await asyncio.sleep(self._backoff())
 
-    def _take(self, what: str, obj: Object) -> None:
-        if what == "DELETED":
-            self._drop(key_of(obj))
-        elif what != "BOOKMARK":
-            self._put(key_of(obj), obj)
-        # Only now: whatever `changed` raises, the event would be seen again.
-        self._version = obj["metadata"]["resourceVersion"]
-
-    def _put(self, key: Key, obj: Object) -> None:
+    def _store(self, key: Key, obj: Object) -> None:
         old = self.objects.get(key)
-        if old is not None and _version(old) == _version(obj):
+        if old is not None and _resource_version(old) == obj["metadata"].get("resourceVersion"):
             return
-        self.objects[key] = new = self._keep(obj)
-        self._changed(key, old, new)
+        self.objects[key] = new = self._transform(obj)
+        self._on_change(key, old, new)
 
-    def _drop(self, key: Key) -> None:
+    def _remove(self, key: Key) -> None:
         old = self.objects.pop(key, None)
         if old is not None:
-            self._changed(key, old, None)
+            self._on_change(key, old, None)
 
-    def _succeeded(self) -> None:
-        self._failures, self.error = 0, None
-
-    def _failed(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         self._failures += 1
         self.error = error
-        self._heard.set()
-        if is_expired(error):
-            self._version = ""
-        elif isinstance(error, ApiError) and error.status != 429 and self._failures > 2:
-            self._version = ""  # a version the server does not like, in whatever words: a list mends all
-        _log.info(
-            pairs("watch broke", kind=self._kind.plural, failures=self._failures, error=str(error).split("\n")[0])
-        )
+        self._progress.set()
+        # The server reports an unusable resourceVersion in several ways. A new list recovers from all of them.
+        is_rejected = isinstance(error, ApiError) and error.status != 429 and self._failures > 2
+        if is_expired(error) or is_rejected:
+            self._resource_version = ""
+        fields = {"kind": self._kind.plural, "failures": self._failures, "error": str(error).split("\n")[0]}
+        _log.info(pairs("list or watch failed", **fields))
 
-    def _wait(self) -> float:
-        longest = min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(self._failures - 1, 20))
-        return longest * random.uniform(0.5, 1.0)
+    def _backoff(self) -> float:
+        delay = min(MAX_DELAY, FIRST_DELAY * 2.0 ** min(self._failures - 1, 20))
+        return delay * random.uniform(0.5, 1.0)
 
 
-async def await_synced(informers: Sequence[Informer], seconds: float) -> None:
-    """Until each has listed everything once. A right that we lack is told at once, anything else after `seconds`."""
+async def wait_all_synced(informers: Sequence[Informer], seconds: float) -> None:
+    """Wait for the first list of every informer.
+
+    Raises at once if the API server denies access, and after `seconds` for any other reason."""
     try:
         async with asyncio.timeout(seconds):
             for informer in informers:
-                await informer.listed()
+                await informer.wait_synced()
     except TimeoutError:
         for informer in informers:
             if not informer.synced.is_set():
-                raise informer.late(seconds) from informer.error
+                raise informer.sync_error(seconds) from informer.error
 
 
-def start(informers: Sequence[Informer], ended: Callable[[], None]) -> list[asyncio.Task[None]]:
-    """Run them side by side, each in a task. `ended` hears when one ends, which is never in good order: see `check`."""
+def start_all(informers: Sequence[Informer], on_end: Callable[[], None]) -> list[asyncio.Task[None]]:
+    """Run each informer in a task. An informer ends only by an unexpected error: then `on_end` is called."""
     tasks = [asyncio.create_task(informer.run()) for informer in informers]
     for task in tasks:
-        task.add_done_callback(lambda _: ended())
+        task.add_done_callback(lambda _: on_end())
     return tasks
 
 
-def check(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Raises what ended an informer, which is a mistake of ours: what it last saw would be taken for the truth."""
+def raise_failure(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raise the error of an informer that ended. Its cache is out of date and must not be used."""
     for task in tasks:
         if task.done() and not task.cancelled():
             task.result()
 
 
-async def stop(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def stop_all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel the tasks of informers and wait for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def key_of(obj: Object) -> Key:
-    """Where an object is kept."""
-    meta = obj["metadata"]
-    return meta.get("namespace", ""), meta["name"]
+    """Return the cache key of an object."""
+    metadata = obj["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]
 
 
-def _version(obj: Object) -> str | None:
-    """None when `keep` took it away: then every word of the server counts as a change."""
-    version: str | None = obj.get("metadata", {}).get("resourceVersion")
+def _resource_version(cached: Object) -> str | None:
+    """Return None if `transform` removed it; then every event counts as a change."""
+    version: str | None = cached.get("metadata", {}).get("resourceVersion")
     return version

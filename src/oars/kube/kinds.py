@@ -1,4 +1,4 @@
-"""The kinds of objects we speak of, and where the API server keeps them."""
+"""Kinds of Kubernetes objects and their API paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of object. `group` is empty for the core."""
+    """A kind of object. `group` is empty for the core group."""
 
     group: str
     version: str
@@ -25,13 +25,12 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """As an object's apiVersion has it: v1, apps/v1."""
+        """The apiVersion of objects of this kind, such as v1 or apps/v1."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
-        """Its path on the API server; without a namespace that of all namespaces, without a name the collection's."""
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        parts = [root]
+        """The URL path of an object. Without a name: of the collection. Without a namespace: of all namespaces."""
+        parts = [f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"]
         if self.namespaced and namespace:
             parts += ["namespaces", quote(namespace, safe="")]
         parts.append(self.plural)
@@ -50,7 +49,6 @@ NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
 RESOURCE_QUOTA = Kind("", "v1", "resourcequotas", "ResourceQuota")
 LIMIT_RANGE = Kind("", "v1", "limitranges", "LimitRange")
 DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment")
-JOB = Kind("batch", "v1", "jobs", "Job")
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 INGRESS = Kind("networking.k8s.io", "v1", "ingresses", "Ingress")
@@ -62,27 +60,22 @@ CLUSTER_ROLE_BINDING = Kind(
 )
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 CRD = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
-COMPUTE_CLUSTER = Kind("oars.dev", "v1alpha1", "computeclusters", "ComputeCluster")
 
-_KNOWN: dict[tuple[str, str], Kind] = {}
+_BY_NAME = {(kind.api_version, kind.kind): kind for kind in list(globals().values()) if isinstance(kind, Kind)}
 
 
 def register(kind: Kind) -> Kind:
-    """Let `of` know one more kind."""
-    _KNOWN[kind.api_version, kind.kind] = kind
+    """Make a custom resource known to `kind_of`."""
+    _BY_NAME[kind.api_version, kind.kind] = kind
     return kind
 
 
-for _kind in [value for value in globals().values() if isinstance(value, Kind)]:
-    register(_kind)
-
-
-def of(obj: Mapping[str, Any]) -> Kind:
-    """The kind of an object, by its apiVersion and kind."""
-    version, word = obj.get("apiVersion", ""), obj.get("kind", "")
-    found = _KNOWN.get((version, word))
+def kind_of(obj: Mapping[str, Any]) -> Kind:
+    """Return the Kind of an object, from its apiVersion and kind."""
+    api_version, name = obj.get("apiVersion", ""), obj.get("kind", "")
+    found = _BY_NAME.get((api_version, name))
     if found is None:
-        names = [kind for _, kind in _KNOWN]
-        hint = f"Oars does not know where the API server keeps it.{suggest(word, names) if word not in names else ''}"
-        raise OarsError(f"No kind {word!r} of apiVersion {version!r}.", hint)
+        names = [kind for _, kind in _BY_NAME]
+        hint = f"Check the object's apiVersion and kind.{suggest(name, names) if name not in names else ''}"
+        raise OarsError(f"Unknown kind {name!r} of apiVersion {api_version!r}.", hint)
     return found

@@ -1,12 +1,14 @@
-"""One leader among many, by a Lease.
+"""Leader election with a Lease.
 
-A leader renews its Lease; others wait until it stood still for `duration` seconds by their own clock, so clocks need
-not agree. A leader that could not renew for `renew` seconds steps down, well before another may begin.
+The leader renews its Lease. A candidate takes the Lease over after it has not changed for its duration by the
+candidate's own clock, so clocks need not agree. A leader that cannot renew within the renew deadline steps down, well
+before another candidate can take over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -20,21 +22,21 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import LEASE, Object
 
-LONGEST_RENEWAL = 2 / 3  # of its duration: a leader that could not renew a Lease for so long steps down
-LOOKS = 10  # while one waits for that; not a watch, which takes rights that not everybody has
-# On Linux CLOCK_MONOTONIC, which is time.monotonic(), stands still while the machine sleeps; Leases do not.
+MAX_RENEW_DEADLINE = 2 / 3  # of the lease duration; a leader that did not renew for that long has stepped down
+POLLS = 10  # while waiting for a renewal; a watch would need additional permissions
+# On Linux, time.monotonic() stops while the machine is suspended. Leases expire meanwhile.
 CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 _log = get_logger(__name__)
 
 
-def lasting() -> float:
-    """The seconds that have passed for everybody, also while this machine slept."""
+def boot_time() -> float:
+    """Return a monotonic time in seconds that includes the time in which the machine was suspended."""
     return time.clock_gettime(CLOCK)
 
 
 class Elector:
-    """One candidate. Its identity must be its own: a pod's name with something random, say."""
+    """A candidate for leadership. Its identity must be unique, for example a pod name and a random suffix."""
 
     def __init__(  # noqa: PLR0913 (the times belong together)
         self,
@@ -42,174 +44,190 @@ class Elector:
         namespace: str,
         name: str,
         identity: str,
-        duration: float = 15,
-        renew: float = 10,
-        retry: float = 2,
-        clock: Callable[[], float] = lasting,
+        lease_duration: float = 15,
+        renew_deadline: float = 10,
+        retry_period: float = 2,
+        clock: Callable[[], float] = boot_time,
     ) -> None:
-        if not retry < renew < duration:
-            raise ValueError("retry < renew < duration must hold")
+        if not retry_period < renew_deadline < lease_duration:
+            raise ValueError("retry_period < renew_deadline < lease_duration must hold")
         self.identity = identity
         self.leading = asyncio.Event()
         self.lost = asyncio.Event()
-        self.error: Exception | None = None  # why there was no word on the Lease when we last asked
-        # Labels, owners and annotations of the Lease, from our next word on it on; also of one that another one left.
-        self.about: Mapping[str, Any] = {}
+        self.error: Exception | None = None  # why the last attempt to acquire or renew failed
+        # Labels, owner references and annotations of the Lease, written with its next update.
+        self.lease_metadata: Mapping[str, Any] = {}
         self._client = client
         self._namespace = namespace
         self._name = name
-        self._duration, self._renew, self._retry = duration, renew, retry
+        self._lease_duration, self._renew_deadline = lease_duration, renew_deadline
+        self._retry_period = retry_period
         self._clock = clock
-        self._lease: Object = {}  # as we wrote it last
-        self._renewed = float("-inf")  # when we asked for the last renewal that was granted
-        self._seen: tuple[str, float] = ("", 0.0)  # the version of another's Lease, and since when we know it
-        self._task: asyncio.Task[None] | None = None
+        self._lease: Object = {}  # as last read or written
+        self._renewed_at = float("-inf")  # start of the last successful renewal
+        self._observed: tuple[str, float] = ("", 0.0)  # resourceVersion of another holder's Lease, and when first seen
+        self._renewal: asyncio.Task[None] | None = None
 
     @property
-    def leads(self) -> bool:
-        """Whether we lead now. Also right in a process that was stopped for a while, or whose machine slept, and that
-        has not noticed yet."""
-        return self.leading.is_set() and self._clock() < self._renewed + self._duration
+    def is_leader(self) -> bool:
+        """True while the Lease is ours and has not expired, even if this process was stopped or suspended meanwhile."""
+        return self.leading.is_set() and self._clock() < self._renewed_at + self._lease_duration
 
     async def lead(self, stop: asyncio.Event | None = None) -> bool:
-        """Wait until we lead, then renew in the background; `lost` is set when that ends. False: `stop` came first."""
-        await self._end_renewing()  # its own pauses stand still in a sleep: it may not know yet that we lead no more
+        """Wait until we are the leader, then renew in the background; return False if `stop` is set first.
+
+        `lost` is set when leadership ends."""
+        # The renewal task may not know yet that the Lease expired: its sleep does not count suspended time.
+        await self._stop_renewing()
         self.leading.clear()
         self.lost.clear()
         while not (stop and stop.is_set()):
-            if await self._attempt(self._retry * 2):
+            if await self._try_acquire(self._retry_period * 2):
                 self.leading.set()
-                _log.info(pairs("leading", lease=self._name, identity=self.identity))
-                self._task = asyncio.create_task(self._keep(), name=f"lease {self._name}")
+                _log.info(pairs("became leader", lease=self._name, identity=self.identity))
+                self._renewal = asyncio.create_task(self._renew_until_lost(), name=f"lease {self._name}")
+                self._renewal.add_done_callback(self._on_renewal_ended)
                 return True
-            await _pause(self._retry * random.uniform(0.8, 1.2), stop)
+            await _sleep(self._retry_period * random.uniform(0.8, 1.2), stop)
         return False
 
     async def release(self) -> None:
-        """Step down in good order: the next one need not wait."""
-        await self._end_renewing()
-        known = bool(self._lease.get("metadata", {}).get("resourceVersion"))
-        if self.leads and known:
-            lease = self._written(self._lease)
+        """Give up leadership and clear the holder, so that the next candidate need not wait."""
+        await self._stop_renewing()
+        if self.is_leader and self._lease.get("metadata", {}).get("resourceVersion"):
+            lease = self._claimed(self._lease)
             lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             with suppress(OarsError, TimeoutError):
-                async with asyncio.timeout(self._retry * 2):
+                async with asyncio.timeout(self._retry_period * 2):
                     await self._client.replace(lease)
         self._step_down()
 
-    async def _end_renewing(self) -> None:
-        task, self._task = self._task, None
+    async def _stop_renewing(self) -> None:
+        task, self._renewal = self._renewal, None
         if task is not None:
             task.cancel()
-            await asyncio.wait([task])  # not the task itself: whoever cancels us must not be taken for the task's end
+            await asyncio.wait([task])  # awaiting the task itself would confuse its cancellation with ours
 
-    async def _keep(self) -> None:
+    async def _renew_until_lost(self) -> None:
         while True:
-            await asyncio.sleep(self._renew / 2 if self._fresh() else self._retry / 2)
-            left = self._renewed + self._renew - self._clock()
-            if left > 0 and await self._attempt(left):
+            is_fresh = self._clock() - self._renewed_at < self._renew_deadline / 2
+            await asyncio.sleep(self._renew_deadline / 2 if is_fresh else self._retry_period / 2)
+            remaining = self._renewed_at + self._renew_deadline - self._clock()
+            if remaining > 0 and await self._try_acquire(remaining):
                 continue
-            if self._held_by_another() or self._clock() >= self._renewed + self._renew:
-                _log.warning(pairs("lost the lead", lease=self._name, identity=self.identity))
+            if not self._is_holder() or self._clock() >= self._renewed_at + self._renew_deadline:
+                _log.warning(pairs("lost leadership", lease=self._name, identity=self.identity))
                 self._step_down()
                 return
 
-    def _fresh(self) -> bool:
-        return self._clock() - self._renewed < self._renew / 2
+    def _on_renewal_ended(self, task: asyncio.Task[None]) -> None:
+        """An unexpected error ends the renewal, and with it the leadership."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error(pairs("lease renewal failed", lease=self._name), exc_info=error)
+            self._step_down()
 
     def _step_down(self) -> None:
         self.leading.clear()
         self.lost.set()
 
-    def _held_by_another(self) -> bool:
-        return bool(self._lease.get("spec", {}).get("holderIdentity") != self.identity)
+    def _is_holder(self) -> bool:
+        return bool(self._lease.get("spec", {}).get("holderIdentity") == self.identity)
 
-    async def _attempt(self, seconds: float) -> bool:
-        """Take or renew the Lease; False when it is another's or the server does not answer in time."""
-        asked = self._clock()
+    async def _try_acquire(self, seconds: float) -> bool:
+        """Acquire or renew the Lease; return False if another candidate holds it or the server does not answer."""
+        started = self._clock()
         try:
             async with asyncio.timeout(seconds):
-                taken = await self._take()
+                acquired = await self._acquire_or_renew()
         except (OarsError, TimeoutError) as error:
-            conflict = isinstance(error, ApiError) and error.status == 409
-            if conflict or isinstance(error, ApiError):
-                self._lease = {**self._lease, "metadata": {}}  # what we know is out of date: read it anew
-            self.error = None if conflict else error
-            if not conflict:
-                _log.warning(pairs("no word on the lease", lease=self._name, error=str(error).split("\n")[0]))
+            if isinstance(error, ApiError):
+                self._lease = {**self._lease, "metadata": {}}  # out of date: read it before the next attempt
+            is_conflict = isinstance(error, ApiError) and error.status == 409
+            self.error = None if is_conflict else error
+            if not is_conflict:
+                first_line = str(error).split("\n")[0]
+                _log.warning(pairs("cannot acquire or renew lease", lease=self._name, error=first_line))
             return False
         self.error = None
-        if taken:
-            self._renewed = asked
-        return taken
+        if acquired:
+            self._renewed_at = started
+        return acquired
 
-    async def _take(self) -> bool:
+    async def _acquire_or_renew(self) -> bool:
         lease = self._lease
-        if self._held_by_another() or not lease["metadata"].get("resourceVersion"):
+        if not self._is_holder() or not lease["metadata"].get("resourceVersion"):
             try:
                 lease = await self._client.get(LEASE, self._name, self._namespace)
             except ApiError as error:
                 if not is_not_found(error):
                     raise
-                self._lease = await self._client.create(self._written({}))
+                self._lease = await self._client.create(self._claimed({}))
                 return True
-            if self._is_lost(lease) or not self._free(lease):
+            # Another candidate led while we believed to lead, for example during a suspend. Leadership is lost even if
+            # the Lease is free again.
+            was_lost = self.leading.is_set() and (lease.get("spec") or {}).get("holderIdentity") != self.identity
+            if was_lost or not self._is_available(lease):
                 self._lease = lease
                 return False
-        self._lease = await self._client.replace(self._written(lease))
+        self._lease = await self._client.replace(self._claimed(lease))
         return True
 
-    def _is_lost(self, lease: Object) -> bool:
-        """Whether another has led while we thought that we do, as on a laptop that slept. We have to begin anew, also
-        if nobody leads now."""
-        return self.leading.is_set() and (lease.get("spec") or {}).get("holderIdentity") != self.identity
-
-    def _free(self, lease: Object) -> bool:
-        """Whether it is ours, nobody's, or has stood still for as long as its holder said it may."""
+    def _is_available(self, lease: Object) -> bool:
+        """True if the Lease is ours, has no holder, or has not changed for its duration."""
         spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]
         if spec.get("holderIdentity") in (self.identity, "", None):
             return True
-        if version != self._seen[0]:
-            self._seen = (version, self._clock())
-        return self._clock() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._duration)
+        if version != self._observed[0]:
+            self._observed = (version, self._clock())
+        return self._clock() - self._observed[1] > float(spec.get("leaseDurationSeconds") or self._lease_duration)
 
-    def _written(self, lease: Object) -> Object:
+    def _claimed(self, lease: Object) -> Object:
+        """Return the Lease with us as its holder, renewed now."""
         spec: dict[str, Any] = dict(lease.get("spec") or {})
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if spec.get("holderIdentity") != self.identity:
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if lease else 0)
             spec["acquireTime"] = now
-        spec |= {"holderIdentity": self.identity, "renewTime": now, "leaseDurationSeconds": _whole(self._duration)}
+        # The field is an integer. Rounding up makes other candidates wait longer, never shorter.
+        duration = max(1, math.ceil(self._lease_duration))
+        spec |= {"holderIdentity": self.identity, "renewTime": now, "leaseDurationSeconds": duration}
         meta = lease.get("metadata") or {"name": self._name, "namespace": self._namespace}
-        annotations = {**(meta.get("annotations") or {}), **self.about.get("annotations", {})}
-        meta = {**meta, **self.about, **({"annotations": annotations} if annotations else {})}
+        annotations = {**(meta.get("annotations") or {}), **self.lease_metadata.get("annotations", {})}
+        meta = {**meta, **self.lease_metadata, **({"annotations": annotations} if annotations else {})}
         return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": meta, "spec": spec}
 
 
-async def holder(client: Client, namespace: str, name: str) -> str | None:
-    """Who leads now; None when nobody does."""
-    lease = await held(client, namespace, name)
+async def find_holder(client: Client, namespace: str, name: str) -> str | None:
+    """Return the identity of the current leader, or None."""
+    lease = await find_held_lease(client, namespace, name)
     return str(lease["spec"]["holderIdentity"]) if lease else None
 
 
-async def held(client: Client, namespace: str, name: str) -> Object | None:
-    """The Lease, if somebody leads by it. Renewed just now, by our clock, it is; else a clock may be wrong, the
-    leader's or ours, and we look for as long as a leader may take to renew it."""
-    lease = await _look(client, namespace, name)
-    if lease is None or _is_just_renewed(lease["spec"]):
-        return lease
-    seconds = _duration(lease["spec"]) * LONGEST_RENEWAL
+async def find_held_lease(client: Client, namespace: str, name: str) -> Object | None:
+    """Return the Lease if it has a live holder.
+
+    If renewTime is not recent, the leader is dead or one of the clocks is wrong: wait as long as a live leader may take
+    to renew."""
+    lease = await _get_lease(client, namespace, name)
+    if lease is None:
+        return None
+    spec, duration = lease["spec"], float(lease["spec"].get("leaseDurationSeconds") or 0)
+    if spec.get("renewTime"):
+        age = (datetime.now(UTC) - datetime.fromisoformat(spec["renewTime"])).total_seconds()
+        if abs(age) <= duration:
+            return lease
+    seconds = duration * MAX_RENEW_DEADLINE
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        await asyncio.sleep(seconds / LOOKS)
-        now = await _look(client, namespace, name)
-        if now is None or now["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
-            return now
+        await asyncio.sleep(seconds / POLLS)
+        current = await _get_lease(client, namespace, name)
+        if current is None or current["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
+            return current
     return None
 
 
-async def _look(client: Client, namespace: str, name: str) -> Object | None:
-    """The Lease, if somebody's name is on it."""
+async def _get_lease(client: Client, namespace: str, name: str) -> Object | None:
+    """Return the Lease if it exists and names a holder."""
     try:
         lease = await client.get(LEASE, name, namespace)
     except ApiError as error:
@@ -219,23 +237,7 @@ async def _look(client: Client, namespace: str, name: str) -> Object | None:
     return lease if (lease.get("spec") or {}).get("holderIdentity") else None
 
 
-def _is_just_renewed(spec: Object) -> bool:
-    if not spec.get("renewTime"):
-        return False
-    age = (datetime.now(UTC) - datetime.fromisoformat(spec["renewTime"])).total_seconds()
-    return abs(age) <= _duration(spec)
-
-
-def _duration(spec: Object) -> float:
-    return float(spec.get("leaseDurationSeconds") or 0)
-
-
-def _whole(seconds: float) -> int:
-    """A Lease has whole seconds: rounded up, others wait rather longer."""
-    return max(1, -int(-seconds // 1))
-
-
-async def _pause(seconds: float, stop: asyncio.Event | None) -> None:
+async def _sleep(seconds: float, stop: asyncio.Event | None) -> None:
     if stop is None:
         await asyncio.sleep(seconds)
         return

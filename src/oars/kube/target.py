@@ -1,4 +1,4 @@
-"""Whom to talk to, and as whom: what a kubeconfig or a pod's service account comes down to."""
+"""The API server to connect to and the credentials for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pem:
-    """A certificate or key: a file, or the text itself. A file is read when it is used, so that it may change."""
+    """A PEM certificate or key: a file or its text. Files are read on use, because they may be renewed."""
 
     path: str = ""
     data: str = field(default="", repr=False)
@@ -19,7 +19,7 @@ class Pem:
         return bool(self.path or self.data)
 
     def text(self) -> str:
-        """The PEM text."""
+        """Return the PEM text."""
         return self.data or Path(self.path).read_text()
 
 
@@ -28,20 +28,20 @@ NO_PEM = Pem()
 
 @dataclass(frozen=True)
 class ExecPlugin:
-    """A program that gives out credentials: `aws`, `gke-gcloud-auth-plugin`, `kubelogin` and the like."""
+    """An exec credential plugin, such as `aws`, `gke-gcloud-auth-plugin` or `kubelogin`."""
 
     command: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     api_version: str = "client.authentication.k8s.io/v1"
-    interactive: str = "IfAvailable"  # or Never, Always
+    interactive_mode: str = "IfAvailable"  # or Never, Always
     install_hint: str = ""
-    cluster_info: Mapping[str, Any] | None = None  # what it is told of the cluster, if it wants to know
+    cluster_info: Mapping[str, Any] | None = None  # passed to the plugin if provideClusterInfo is set
 
 
 @dataclass(frozen=True)
 class Impersonation:
-    """Whom to act as; the API server checks that we may."""
+    """The user to impersonate. The API server checks whether that is allowed."""
 
     user: str = ""
     uid: str = ""
@@ -51,7 +51,7 @@ class Impersonation:
 
 @dataclass(frozen=True)
 class Target:
-    """An API server and the credentials for it. Secrets are left out of repr, so that no log shows them."""
+    """An API server and the credentials for it. Secrets are excluded from repr, so that they do not reach logs."""
 
     server: str
     namespace: str = "default"
@@ -66,6 +66,6 @@ class Target:
     exec_plugin: ExecPlugin | None = None
     username: str = ""
     password: str = field(default="", repr=False)
-    proxy_url: str = field(default="", repr=False)  # may hold a password
+    proxy_url: str = field(default="", repr=False)  # may contain a password
     impersonate: Impersonation = Impersonation()
-    source: str = ""  # where this comes from, for messages
+    source: str = ""  # the kubeconfig files, for error messages

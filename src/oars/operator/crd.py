@@ -1,16 +1,19 @@
-"""The CustomResourceDefinition, made from the models that check files, so that the two cannot disagree.
+"""The CustomResourceDefinition, generated from the models of the spec.
 
-The schema refuses what it can see: wrong types, unknown fields, names, bounds, and changes that no running cluster can
-follow. What only the model knows (units, engines) the operator tells in a condition. Needs Kubernetes 1.29 or newer.
+The schema rejects wrong types, unknown fields, invalid names, values out of bounds, and changes of immutable fields.
+The operator reports what only the models can check (units, engines) in a condition. Requires Kubernetes 1.29 or newer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from oars.places.kube.state.status_codec import LONGEST_LINE, MOST_CAUSES, MOST_LINES
+from oars import engines
+from oars.places.kube.render.changes import IMMUTABLE
+from oars.places.kube.state.status_codec import MAX_CAUSES, MAX_LINE_LENGTH, MAX_LINES, MAX_UNREADY
 from oars.spec import resources
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, Part
 
@@ -19,23 +22,19 @@ Schema = dict[str, Any]
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL = "computeclusters"
 NAME = f"{PLURAL}.{GROUP}"
-# ComputeJob has its place here and no definition yet: one that is served would let `kubectl apply` accept jobs that
-# nobody runs, and one that is not served would only be in the way of its first real version.
-JOB_KIND = "ComputeJob"
-JOB_PLURAL = "computejobs"
 
 MAX_GROUPS = 100
-MAX_ENTRIES = 1000  # of any other map or list
-MAX_NAME = 53  # room for "-head" and the like within the 63 of a DNS label
+MAX_ENTRIES = 1000  # of other maps and lists
+MAX_NAME = 53  # leaves room for suffixes such as "-head" in a DNS label of 63 characters
 LABEL = "^[a-z]([-a-z0-9]{0,51}[a-z0-9])?$"
-NAMESPACE = {"maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}  # as Kubernetes itself has it
+NAMESPACE = {"maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}  # as in Kubernetes
 _DURATION = r"^\s*(\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h|d))+)\s*$"
 
-ANYTHING: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-# No number-or-string exists in a structural schema. Without a type each keyword guards the values it is about: numbers
-# by bounds, strings by a pattern; objects and lists are refused by bounds that nothing meets, truth values by name.
-_NEITHER = {"minProperties": 1, "maxProperties": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
-_NUMBER_OR_STRING: Schema = {"x-kubernetes-preserve-unknown-fields": True, "minimum": 0, **_NEITHER}
+ANY_OBJECT: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+# A structural schema has no number-or-string type. Without a type, bounds apply to numbers and the pattern to strings.
+# Contradictory bounds reject objects and lists, and the enum rejects booleans.
+_NO_OTHER_TYPE = {"minProperties": 1, "maxProperties": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
+_NUMBER_OR_STRING: Schema = {"x-kubernetes-preserve-unknown-fields": True, "minimum": 0, **_NO_OTHER_TYPE}
 _CPU = {"exclusiveMinimum": True, "maximum": resources.MAX_CPU, "pattern": r"^\s*\d*\.?\d+m?\s*$"}
 
 QUANTITIES: Mapping[Any, Schema] = {
@@ -48,40 +47,63 @@ QUANTITIES: Mapping[Any, Schema] = {
         "pattern": r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]([iI]?[bB]?)?|[bB])?\s*$",
     },
 }
-# What `kubectl explain` adds, as it can name no such type.
+# Appended to descriptions, because `kubectl explain` shows no type for quantities.
 EXAMPLES: Mapping[Any, str] = {
-    resources.cpu: "Such as 2, 0.5 or 500m.",
-    resources.duration: "Such as 90, 30s or 1h30m.",
-    resources.memory: "Such as 512Mi or 4Gi.",
+    resources.cpu: "For example 2, 0.5 or 500m.",
+    resources.duration: "For example 90, 30s or 1h30m.",
+    resources.memory: "For example 512Mi or 4Gi.",
 }
-PLAIN: Mapping[Any, Schema] = {
+SCALARS: Mapping[Any, Schema] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     float: {"type": "number"},
     bool: {"type": "boolean"},
     Any: {"x-kubernetes-preserve-unknown-fields": True},
 }
-# Blocks that every cluster has, so that their defaults show in the object; the others show when somebody writes them.
-SHOWN = ("head", "drain", "expose")
+# Blocks whose defaults are stored in the object even if the user omits the block.
+DEFAULTED_BLOCKS = ("head", "drain", "expose")
 
-# By the path in the object: what the models say in code.
+# CEL: the name of a group. List items have no defaults: kubectl would send the whole list at every apply.
+_NAME_OF = "(has({0}.name) ? {0}.name : 'default')"
+_GROUP_RULES = [
+    {
+        "rule": "size(self) == 0 || !has(self[0].replicas)",
+        "message": "workers[0].replicas: write the number of workers of the first group in spec.replicas, "
+        "which kubectl scale and autoscalers use",
+    },
+    {
+        "rule": f"self.all(a, self.exists_one(b, {_NAME_OF.format('a')} == {_NAME_OF.format('b')}))",
+        "message": "two worker groups have the same name (the default name is 'default'); rename one",
+    },
+    {
+        "rule": f"!(self.exists(g, {_NAME_OF.format('g')} == 'default') && "
+        f"self.exists(g, {_NAME_OF.format('g')} == 'worker'))",
+        "message": "the members of groups 'default' and 'worker' would have the same names; rename one group",
+    },
+]
+
+# Schemas by path, for checks that the models do in code.
 EXTRA: Mapping[str, Schema] = {
     "engine": {"minLength": 1, "maxLength": 63, "pattern": "^[A-Za-z][-_.A-Za-z0-9]*$"},
-    # The same file may say it for the command line; nothing else makes sense here.
+    # Files for the command line may contain it.
     "place": {"enum": ["kubernetes"], "default": "kubernetes", "description": "Always kubernetes."},
     "image": {"minLength": 1, "maxLength": 500},
     "workers": {
         "maxItems": MAX_GROUPS,
-        "default": [{}],
-        "description": "Worker groups. (The short form `workers: 3` of files is `replicas: 3` here.)",
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["name"],
+        "description": "Worker groups. The number of workers of the first one is spec.replicas.",
+        "x-kubernetes-list-type": "atomic",
+        "x-kubernetes-validations": _GROUP_RULES,
+    },
+    "workers[].replicas": {"description": "Number of workers. Not allowed in the first group: use spec.replicas."},
+    "replicas": {
+        "default": 1,  # /scale requires a value
+        "description": "Number of workers of the first group. kubectl scale and autoscalers read and write it.",
     },
     "workers[].name": {
         "maxLength": MAX_NAME,
         "pattern": LABEL,
         "x-kubernetes-validations": [
-            {"rule": "self != 'head'", "message": "'head' is the head's own name; call the group something else"}
+            {"rule": "self != 'head'", "message": "'head' is reserved for the head; rename the group"}
         ],
     },
     "workers[].resources": {"additionalProperties": {"type": "number", "minimum": 0}},
@@ -91,23 +113,13 @@ EXTRA: Mapping[str, Schema] = {
     "expose.tlsSecret": {"maxLength": 253},
     "environment.packages": {"maxItems": MAX_ENTRIES, "x-kubernetes-list-type": "atomic"},
 }
-# `replicas` of the cluster wins over that of the first group: a default in the group would contradict what holds.
-NO_DEFAULT = ("workers[].replicas",)
-
-RESERVED = {"namespace": "__namespace__"}  # words of CEL, as Kubernetes lets rules write them
-# Path, what it is when it is not written, and why it cannot follow.
-FIXED = (
-    ("engine", "", "another engine is another cluster: delete this one and make a new one"),
-    ("namespace.name", "", "a cluster cannot move: delete this one and make a new one"),
-    ("namespace.create", False, "a cluster cannot move: delete this one and make a new one"),
-    ("dask.protocol", "tls", "running clients and workers speak the old one: delete this cluster and make a new one"),
-    ("ray.auth", "token", "running clients and workers use the old one: delete this cluster and make a new one"),
-    ("mars.distribution", "xorbits", "the two cannot talk to each other: delete this cluster and make a new one"),
-)
+CEL_RESERVED = {"namespace": "__namespace__"}  # escaped in CEL rules
+# Defaults of immutable fields of the spec; those of engine options are in their models.
+IMMUTABLE_DEFAULTS: Mapping[str, object] = {"engine": "", "namespace.name": "", "namespace.create": False}
 
 
-def compute_cluster() -> dict[str, Any]:
-    """The CustomResourceDefinition of ComputeCluster."""
+def compute_cluster(engine_names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The CustomResourceDefinition, with the options of these engines; None: all that are installed."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -123,12 +135,12 @@ def compute_cluster() -> dict[str, Any]:
                 "shortNames": ["cc", "oars"],
                 "categories": ["all", "oars"],
             },
-            "versions": [_version()],
+            "versions": [_version(engine_names)],
         },
     }
 
 
-def _version() -> Schema:
+def _version(engine_names: Iterable[str] | None) -> Schema:
     return {
         "name": VERSION,
         "served": True,
@@ -144,23 +156,18 @@ def _version() -> Schema:
         "additionalPrinterColumns": [
             {"name": "Engine", "type": "string", "jsonPath": ".spec.engine"},
             {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
-            {
-                "name": "Ready",
-                "type": "string",
-                "jsonPath": ".status.ready",
-                "description": "Workers, ready of wanted.",
-            },
+            {"name": "Ready", "type": "string", "jsonPath": ".status.ready", "description": "Ready/desired workers."},
             {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
             {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
         ],
-        "schema": {"openAPIV3Schema": _root()},
+        "schema": {"openAPIV3Schema": _root(engine_names)},
     }
 
 
-def _root() -> Schema:
+def _root(engine_names: Iterable[str] | None) -> Schema:
     name_rule = {
         "rule": f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('{LABEL}')",
-        "message": f"metadata.name must have at most {MAX_NAME} lower-case letters, digits and '-', "
+        "message": f"metadata.name must have at most {MAX_NAME} lowercase letters, digits and '-', "
         "and start with a letter",
     }
     return {
@@ -171,38 +178,54 @@ def _root() -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": spec_schema(),
+            "spec": spec_schema(engine_names),
             "status": status_schema(),
         },
         "x-kubernetes-validations": [name_rule],
     }
 
 
-def spec_schema() -> Schema:
-    """What a user may write."""
-    clash = {
-        "rule": "!has(self.workers) || !(self.workers.exists(g, g.name == 'default') && "
-        "self.workers.exists(g, g.name == 'worker'))",
-        "message": "groups 'default' and 'worker' would both have members called worker-0; rename one",
-    }
-    return {**_block(ClusterSpec, ""), "x-kubernetes-validations": [*map(_fixed, *zip(*FIXED, strict=True)), clash]}
+def spec_schema(engine_names: Iterable[str] | None = None) -> Schema:
+    """The schema of `spec`."""
+    models = option_models(engine_names)
+    schema = _block(ClusterSpec, "")
+    del schema["properties"]["engineOptions"]
+    schema["properties"] |= {name: _block(model, name) for name, model in models.items()}
+    return {**schema, "x-kubernetes-validations": [_unchanged(*field) for field in immutable_fields(models)]}
 
 
-def _fixed(path: str, default: object, why: str) -> Schema:
-    """A field that must not change, whether it is written or left to its default."""
-    new, old = (_value(root, path, default) for root in ("self", "oldSelf"))
-    return {"rule": f"{new} == {old}", "message": f"{path} must not change; {why}"}
+def option_models(engine_names: Iterable[str] | None = None) -> dict[str, type[Part]]:
+    """Engine name → the model of its block."""
+    models = {name: engines.option_model(name) for name in engine_names or engines.names()}
+    return {name: model for name, model in models.items() if model is not None}
 
 
-def _value(root: str, path: str, default: object) -> str:
-    """In CEL: the value at a path, or what it means that nothing is there. (`.?` costs too much.)"""
-    steps = [RESERVED.get(step, step) for step in path.split(".")]
-    there = " && ".join(f"has({root}.{'.'.join(steps[:depth])})" for depth in range(1, len(steps) + 1))
-    return f"({there} ? {root}.{'.'.join(steps)} : {'false' if default is False else repr(default)})"
+def immutable_fields(models: Mapping[str, type[Part]]) -> Iterator[tuple[str, object, str]]:
+    """Path, default and reason of each field that a running cluster cannot change."""
+    for path, reason in IMMUTABLE.items():
+        yield path, IMMUTABLE_DEFAULTS[path], reason
+    for engine, model in models.items():
+        defaults = model().model_dump(mode="json", by_alias=True)
+        for name, reason in engines.get(engine).immutable_options.items():
+            yield f"{engine}.{name}", defaults[name], reason
+
+
+def _unchanged(path: str, default: object, reason: str) -> Schema:
+    """The rule for an immutable field, whether it is set or has its default."""
+    new, old = (_cel_value(root, path, default) for root in ("self", "oldSelf"))
+    message = f"{path} cannot change: {reason}. Delete this cluster and create a new one"
+    return {"rule": f"{new} == {old}", "message": message}
+
+
+def _cel_value(root: str, path: str, default: object) -> str:
+    """CEL: the value at a path, or the default. (The operator `.?` exceeds the cost budget.)"""
+    steps = [CEL_RESERVED.get(step, step.replace("-", "__dash__")) for step in path.split(".")]
+    exists = " && ".join(f"has({root}.{'.'.join(steps[:depth])})" for depth in range(1, len(steps) + 1))
+    return f"({exists} ? {root}.{'.'.join(steps)} : {json.dumps(default)})"
 
 
 def _block(model: type[Part], path: str) -> Schema:
-    """A model as an object. Names are those of files."""
+    """The object schema of a model, with the field names of files."""
     properties: Schema = {}
     required = []
     for name, field in model.model_fields.items():
@@ -222,32 +245,35 @@ def _block(model: type[Part], path: str) -> Schema:
 
 
 def _default(value: object, path: str) -> Schema:
-    if path in SHOWN:
+    if path in DEFAULTED_BLOCKS:
         return {"default": {}}
-    if path in NO_DEFAULT or not isinstance(value, bool | int | float | str):
+    if "[]" in path or not isinstance(value, bool | int | float | str):
         return {}
     return {"default": int(value) if isinstance(value, float) and value.is_integer() else value}
 
 
 def _typed(found: Any, path: str) -> Schema:
-    """The schema of a type as the models write them."""
+    """The schema of a type annotation."""
     origin, inner = get_origin(found), get_args(found)
     if origin is Annotated:
         return _annotated(inner, path)
-    if origin in (Union, UnionType):  # only `X | None`: left out means none
+    if origin in (Union, UnionType):  # only `X | None`
         return _typed(next(each for each in inner if each is not type(None)), path)
     if origin is Literal:
         return {"type": "string", "enum": list(inner)}
-    if origin is tuple:
+    if origin in (tuple, list):
         return {"type": "array", "items": _typed(inner[0], f"{path}[]")}
     if origin is dict:
-        values = PLAIN[inner[1]]
-        return dict(ANYTHING) if inner[1] is Any else {"type": "object", "additionalProperties": dict(values)}
-    return dict(PLAIN[found]) if found in PLAIN else _block(found, path)
+        return (
+            dict(ANY_OBJECT) if inner[1] is Any else {"type": "object", "additionalProperties": _typed(inner[1], path)}
+        )
+    if isinstance(found, type) and issubclass(found, Part):
+        return _block(found, path)
+    return dict(SCALARS.get(found, SCALARS[Any]))  # other types of plug-in options are checked by the operator
 
 
 def _annotated(inner: tuple[Any, ...], path: str) -> Schema:
-    """Quantities are known by the function that reads them; bounds by their names."""
+    """A quantity is recognized by its validator function."""
     for extra in inner[1:]:
         if (reader := getattr(extra, "func", None)) in QUANTITIES:
             return {"description": EXAMPLES[reader], **QUANTITIES[reader]}
@@ -260,53 +286,67 @@ def _annotated(inner: tuple[Any, ...], path: str) -> Schema:
 
 
 def status_schema() -> Schema:
-    """What the operator reports."""
+    """The schema of `status`."""
     text: Schema = {"type": "string"}
     count: Schema = {"type": "integer", "minimum": 0}
-    lines = {"type": "array", "maxItems": MOST_LINES, "items": {**text, "maxLength": LONGEST_LINE}}
+    lines = {"type": "array", "maxItems": MAX_LINES, "items": {**text, "maxLength": MAX_LINE_LENGTH}}
     cause = {"reason": text, "message": text, "hint": text, "lines": lines}
-    group = {"type": "object", "required": ["name"], "properties": {"name": text, "wanted": count, "ready": count}}
+    group = {
+        "type": "object",
+        "required": ["name"],
+        "properties": {
+            "name": text,
+            "wanted": count,
+            "ready": count,
+            "unready": {"type": "array", "maxItems": MAX_UNREADY, "items": text, "x-kubernetes-list-type": "atomic"},
+        },
+    }
     endpoints = {"client": text, "dashboard": text}
     return {
         "type": "object",
-        "description": "What the operator reports.",
-        "default": {"phase": "Pending"},  # until it does, which may be when all is done
+        "description": "The observed state.",
+        "default": {"phase": "Pending"},  # before the operator first reports
         "properties": {
-            "phase": _said("Pending, Starting, Ready, Degraded, Stopping, Stopped or Failed."),
-            "reason": _said("In one word, why it is not Ready."),
-            "message": _said("In a sentence, what is wrong and what to do."),
-            "ready": _said("Workers, ready of wanted, such as 3/3."),
-            "replicas": {**count, "description": "Workers of the first group; what autoscalers read."},
-            "selector": _said("Selects the pods of the first group; what autoscalers read."),
-            "observedGeneration": {**count, "format": "int64", "description": "Of the spec that this status is about."},
-            "endpoints": {"type": "object", "description": "Addresses in the cluster.", "properties": endpoints},
-            "groups": _listed(group, "name", "Each worker group."),
+            "phase": _text("Pending, Starting, Ready, Degraded, Stopping, Stopped or Failed."),
+            "reason": _text("Why the cluster is not Ready, in one word."),
+            "message": _text("What is wrong and what to do about it."),
+            "ready": _text("Ready and desired workers, for example 3/3."),
+            "replicas": {**count, "description": "Workers of the first group, for autoscalers."},
+            "selector": _text("Label selector of the first group's pods, for autoscalers."),
+            "observedGeneration": {**count, "format": "int64", "description": "Generation of the observed spec."},
+            "endpoints": {"type": "object", "description": "Cluster-internal addresses.", "properties": endpoints},
+            "groups": _list_map(group, "name", "Worker groups."),
             "causes": {
                 "type": "array",
-                "description": "What is wrong, the gravest first: what to do about it, and the last lines of the log.",
-                "maxItems": MOST_CAUSES,
+                "description": "What is wrong, most severe first, with hints and log lines.",
+                "maxItems": MAX_CAUSES,
                 "items": {"type": "object", "required": ["reason", "message"], "properties": cause},
                 "x-kubernetes-list-type": "atomic",
             },
-            "conditions": _listed(_condition(), "type", "The same for programs, in the form all kinds share."),
-            "notes": {**ANYTHING, "description": "What the operator must remember from one look to the next."},
-            "mode": _said("Who runs the loop: operator."),
-            "operator": _said("Identity and version of the operator that wrote this."),
+            "conditions": _list_map(_condition(), "type", "Standard Kubernetes conditions."),
+            "head": {
+                "type": "object",
+                "description": "The current head and its epoch.",
+                "properties": {"incarnation": text, "epoch": count},
+            },
+            "headReady": {"type": "boolean", "description": "True if the head responds."},
+            "retiring": {**ANY_OBJECT, "description": "Workers that are being drained."},
+            "mode": _text("Always operator."),
         },
     }
 
 
-def _said(description: str) -> Schema:
+def _text(description: str) -> Schema:
     return {"type": "string", "description": description}
 
 
-def _listed(items: Schema, key: str, description: str) -> Schema:
-    listed = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-    return {"type": "array", "description": description, "items": items, **listed}
+def _list_map(items: Schema, key: str, description: str) -> Schema:
+    keyed = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    return {"type": "array", "description": description, "items": items, **keyed}
 
 
 def _condition() -> Schema:
-    """metav1.Condition, with the bounds that Kubernetes gives it."""
+    """metav1.Condition."""
     return {
         "type": "object",
         "required": ["type", "status", "lastTransitionTime", "reason", "message"],

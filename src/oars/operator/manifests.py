@@ -1,7 +1,8 @@
-"""What `oars operator install` puts into a cluster, in the order in which it must come."""
+"""The objects that `oars operator install` applies, in order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,37 +13,36 @@ from oars.places.kube import names
 Object = dict[str, Any]
 
 IMAGE = f"oars/operator:{oars.__version__}"
-# On a namespace: made for the operator, so that it goes with it.
-MADE = {"app.kubernetes.io/managed-by": "oars-operator-install"}
+# Label of a namespace that the installation created, and that uninstall deletes.
+CREATED_BY_INSTALL = {"app.kubernetes.io/managed-by": "oars-operator-install"}
 SELECTOR = names.OPERATOR
 LABELS = {**SELECTOR, "app.kubernetes.io/part-of": "oars", "app.kubernetes.io/version": oars.__version__}
-# What the loop was measured to need for hundreds of clusters, and room above it. No limit of processors: a throttled
-# operator would miss the renewal of its Lease.
+# Measured with hundreds of clusters, plus a margin. There is no CPU limit: a throttled operator could lose its Lease.
 RESOURCES = {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
 GRACE_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class InstallOptions:
-    """What an installation may choose. No namespaces to watch: all."""
+    """Options of `oars operator install`."""
 
     namespace: str = NAMESPACE
     image: str = IMAGE
     replicas: int = 2
-    watch_namespaces: tuple[str, ...] = ()
+    watch_namespaces: tuple[str, ...] = ()  # empty: all
     create_namespace: bool = True
     pull_policy: str = "IfNotPresent"
     pull_secrets: tuple[str, ...] = ()
     log_format: str = "json"
     priority_class: str = ""
-    nodes: bool = True  # whether it may list nodes
+    nodes: bool = True  # allow it to list nodes
     resources: Object = field(default_factory=lambda: dict(RESOURCES))
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[Object, ...] = ()
 
 
 def install(options: InstallOptions) -> list[Object]:
-    """Everything, in order: what others need comes first."""
+    """All objects; those that others need come first."""
     return [
         *([namespace(options)] if options.create_namespace else []),
         definition(options.namespace),
@@ -57,25 +57,28 @@ def install(options: InstallOptions) -> list[Object]:
 
 
 def namespace(options: InstallOptions) -> Object:
-    """Kubernetes itself then sees to it that nothing with more rights than ours runs there."""
+    """The namespace, with the restricted pod security standard enforced."""
     security = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
-    metadata = {"name": options.namespace, "labels": {**MADE, "app.kubernetes.io/part-of": "oars", **security}}
+    metadata = {
+        "name": options.namespace,
+        "labels": {**CREATED_BY_INSTALL, "app.kubernetes.io/part-of": "oars", **security},
+    }
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
 
 
-def definition(home: str) -> Object:
-    """The CRD; it says where its operator lives."""
-    made = crd.compute_cluster()
-    return made | {"metadata": {**made["metadata"], "annotations": {names.OPERATOR_HOME: home}}}
+def definition(namespace: str, engine_names: Iterable[str] | None = None) -> Object:
+    """The CRD; an annotation names the namespace of the operator."""
+    obj = crd.compute_cluster(engine_names)
+    return obj | {"metadata": {**obj["metadata"], "annotations": {names.OPERATOR_HOME: namespace}}}
 
 
 def service_account(options: InstallOptions) -> Object:
-    """Its token is mounted where the pod asks for it, and nowhere else."""
+    """The ServiceAccount; only the operator's pods mount its token."""
     return _object("v1", "ServiceAccount", options) | {"automountServiceAccountToken": False}
 
 
 def deployment(options: InstallOptions) -> Object:
-    """Two replicas, of which one leads and the other is ready to."""
+    """The Deployment: one replica leads, the others stand by."""
     template = {"metadata": {"labels": LABELS}, "spec": _pod(options)}
     return _object("apps/v1", "Deployment", options) | {
         "spec": {
@@ -94,7 +97,7 @@ def _pod(options: InstallOptions) -> Object:
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(options)],
-        # The only place it may write to: the root file system is read-only.
+        # The root file system is read-only.
         "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
         "topologySpreadConstraints": [
             {
@@ -155,21 +158,21 @@ def _probe(path: str, period: int, failures: int) -> Object:
 
 
 def metrics_service(options: InstallOptions) -> Object:
-    """For Prometheus: every replica by its own address."""
+    """A headless Service, so that Prometheus scrapes every replica."""
     port = {"name": "metrics", "port": METRICS_PORT, "targetPort": "metrics"}
-    made = _object("v1", "Service", options) | {"spec": {"clusterIP": "None", "selector": SELECTOR, "ports": [port]}}
-    made["metadata"]["name"] = f"{NAME}-metrics"
-    return made
+    obj = _object("v1", "Service", options) | {"spec": {"clusterIP": "None", "selector": SELECTOR, "ports": [port]}}
+    obj["metadata"]["name"] = f"{NAME}-metrics"
+    return obj
 
 
 def disruption_budget(options: InstallOptions) -> Object:
-    """One at a time, so that draining nodes never leaves clusters without an operator, and is never blocked."""
+    """At most one replica is evicted at a time; node drains are never blocked."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": SELECTOR}}
     return _object("policy/v1", "PodDisruptionBudget", options) | {"spec": spec}
 
 
 def network_policy(options: InstallOptions) -> Object:
-    """Nobody has to reach it but for metrics and probes. What it reaches (API server, any head) is left open."""
+    """Allow only metrics and probes as ingress. The operator may connect to anything: API server and heads."""
     ports = [{"protocol": "TCP", "port": port} for port in ("metrics", "health")]
     spec = {"podSelector": {"matchLabels": SELECTOR}, "policyTypes": ["Ingress"], "ingress": [{"ports": ports}]}
     return _object("networking.k8s.io/v1", "NetworkPolicy", options) | {"spec": spec}

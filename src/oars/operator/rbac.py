@@ -1,6 +1,6 @@
-"""The rights each way of using Oars needs: no wildcard, no list of Secrets, and for every rule the reason.
+"""RBAC roles for each mode of Oars: no wildcards, no listing of Secrets, and a reason for every rule.
 
-A PATCH that creates (server-side apply) is asked for `create` and for `patch`, so the two come together.
+Server-side apply of a new object requires both `create` and `patch`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from oars.operator.crd import NAME as CRD_NAME
 Object = dict[str, Any]
 
 READ = ("get", "list", "watch")
-MAKE = ("create", "patch")
-OWN = ("get", "create", "patch", "delete")
-KEPT = (*OWN, "list", "watch")
-CALL = ("get", "create")  # a WebSocket is opened by GET; older clients use POST
+APPLY = ("create", "patch")
+MANAGE = ("get", "create", "patch", "delete")
+RESTORE = (*MANAGE, "list", "watch")  # also notice deletions
+CONNECT = ("get", "create")  # a WebSocket is opened by GET; older clients use POST
 API = "rbac.authorization.k8s.io"
-PART = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/part-of": "oars"}
+LABELS = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/part-of": "oars"}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Verbs on resources of one API group. Without an optional one everything works but what `why` says."""
+    """Verbs on resources of one API group, and why. Without an optional rule, only what `why` names does not work."""
 
     group: str
     resources: tuple[str, ...]
@@ -42,7 +42,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Subject:
-    """Who gets the rights."""
+    """Who the role is bound to."""
 
     kind: str  # ServiceAccount, User or Group
     name: str
@@ -56,122 +56,119 @@ class Subject:
 
 EVERYONE = Subject("Group", "system:authenticated")
 
-# To look inside pods: what `logs`, `exec`, `cp`, `shell` and the port-forward of clients use.
-_INSIDE = (
-    Rule("", ("pods/log",), ("get",), "oars logs, and the last lines of what failed"),
-    Rule("", ("pods/exec",), CALL, "oars exec, shell and cp", optional=True),
-    Rule("", ("pods/portforward",), CALL, "clients outside the cluster reach the head", optional=True),
+_POD_ACCESS = (
+    Rule("", ("pods/log",), ("get",), "oars logs; log lines of failed containers in oars why"),
+    Rule("", ("pods/exec",), CONNECT, "oars exec, oars shell, oars cp", optional=True),
+    Rule("", ("pods/portforward",), CONNECT, "clients outside Kubernetes connect to the head", optional=True),
 )
-NODES = Rule("", ("nodes",), ("list", "watch"), "why no node fits: what the best one has", optional=True)
-_LIMITS = Rule("", ("resourcequotas", "limitranges"), ("list",), "why a quota or a limit forbids a pod", optional=True)
-_EVENTS = Rule("", ("events",), ("list", "watch"), "why a pod does not start")
+NODES = Rule("", ("nodes",), ("list", "watch"), "oars why: pods that no node fits", optional=True)
+_LIMITS = Rule("", ("resourcequotas", "limitranges"), ("list",), "oars why: quotas and limits", optional=True)
+_EVENTS = Rule("", ("events",), ("list", "watch"), "oars why: pods that do not start")
 
-# The client makes a cluster's objects and runs the loop itself, in one namespace.
+# Direct mode: the client creates the objects and reconciles them itself, in one namespace.
 DIRECT = (
-    Rule("", ("pods",), (*READ, "patch", "delete"), "see members; mark and remove those that were drained"),
-    *_INSIDE,
-    Rule("", ("configmaps",), (*OWN, "list", "watch"), "each cluster's root object; deleting it deletes the rest"),
-    Rule("", ("services", "serviceaccounts"), OWN, "the head's address; the pods' account without rights"),
-    # RBAC cannot say "those that Oars made". Without list and watch their names must be known.
-    Rule("", ("secrets",), OWN, "each cluster's token and certificates, by name"),
-    Rule("apps", ("deployments",), (*READ, *MAKE, "delete"), "the head and each group of workers"),
-    Rule("policy", ("poddisruptionbudgets",), OWN, "no eviction of the head"),
-    Rule("networking.k8s.io", ("networkpolicies",), OWN, "only the cluster's own members and clients reach it"),
-    Rule("networking.k8s.io", ("ingresses",), OWN, "expose.host", optional=True),
-    Rule(
-        "coordination.k8s.io", ("leases",), (*OWN, "update"), "shows that the client lives; without it the cluster goes"
-    ),
-    Rule(API, ("roles", "rolebindings"), OWN, "lets a cluster end itself when its client has gone", optional=True),
+    Rule("", ("pods",), (*READ, "patch", "delete"), "observe members; mark and delete drained workers"),
+    *_POD_ACCESS,
+    Rule("", ("configmaps",), (*MANAGE, "list", "watch"), "the owner of all objects of a cluster"),
+    Rule("", ("services", "serviceaccounts"), MANAGE, "the head's address; the account of the pods"),
+    # RBAC cannot select by label. Without list and watch, Secrets are only accessible by name.
+    Rule("", ("secrets",), MANAGE, "each cluster's token and certificates"),
+    Rule("apps", ("deployments",), (*READ, *APPLY, "delete"), "the head and each worker group"),
+    Rule("policy", ("poddisruptionbudgets",), MANAGE, "protect the head from eviction"),
+    Rule("networking.k8s.io", ("networkpolicies",), MANAGE, "restrict access to members and clients"),
+    Rule("networking.k8s.io", ("ingresses",), MANAGE, "expose.host", optional=True),
+    Rule("coordination.k8s.io", ("leases",), (*MANAGE, "update"), "the client's heartbeat"),
+    Rule(API, ("roles", "rolebindings"), MANAGE, "let a cluster delete itself when its client is lost", optional=True),
     _EVENTS,
     _LIMITS,
 )
-# Besides, cluster-wide, for `namespace: {create: true}`.
-NAMESPACES = Rule("", ("namespaces",), ("get", *MAKE, "delete"), "namespace: {create: true}")
+# Additionally, and cluster-wide, for `namespace: {create: true}`.
+NAMESPACES = Rule("", ("namespaces",), ("get", *APPLY, "delete"), "namespace: {create: true}")
 
-# A user of clusters that the operator runs.
+# Users of the operator.
 USER = (
-    Rule(GROUP, (PLURAL,), (*READ, *MAKE, "update", "delete"), "make, change and delete clusters"),
+    Rule(GROUP, (PLURAL,), (*READ, *APPLY, "update", "delete"), "create, change and delete clusters"),
     Rule(GROUP, (f"{PLURAL}/status",), ("get",), "oars status"),
     Rule(GROUP, (f"{PLURAL}/scale",), ("get", "patch", "update"), "oars scale, kubectl scale"),
-    Rule("", ("pods",), READ, "see members"),
-    *_INSIDE,
-    Rule("", ("services",), ("get",), "find the head's address outside the cluster"),
-    Rule("", ("secrets",), ("get",), "the token and certificates a client connects with, by name"),
+    Rule("", ("pods",), READ, "observe members"),
+    *_POD_ACCESS,
+    Rule("", ("services",), ("get",), "the head's external address"),
+    Rule("", ("secrets",), ("get",), "the token and certificates of the client"),
     _EVENTS,
 )
-VIEWER = (Rule(GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), READ, "see clusters"),)
-EDITOR = (Rule(GROUP, (PLURAL, f"{PLURAL}/scale"), (*MAKE, "update", "delete"), "make, change and delete clusters"),)
+VIEWER = (Rule(GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), READ, "read clusters"),)
+EDITOR = (Rule(GROUP, (PLURAL, f"{PLURAL}/scale"), (*APPLY, "update", "delete"), "create, change and delete clusters"),)
 
 # The operator, in every namespace it watches.
 OPERATOR = (
-    Rule(GROUP, (PLURAL,), (*READ, "patch", "update"), "what users want"),
-    Rule(GROUP, (f"{PLURAL}/status", f"{PLURAL}/scale"), ("get", "patch", "update"), "what is"),
-    Rule(GROUP, (f"{PLURAL}/finalizers",), ("update",), "own the objects it makes, where admission checks that"),
-    Rule("", ("pods",), (*READ, "patch", "delete"), "see members; mark and remove those that were drained"),
-    Rule("", ("pods/log",), ("get",), "the last lines of what failed"),
-    Rule("apps", ("deployments",), (*READ, *MAKE, "delete"), "the head and each group of workers"),
-    Rule("", ("services", "serviceaccounts"), KEPT, "the head's address, the pods' account; bring back what is gone"),
-    Rule("", ("configmaps",), OWN, "scripts of the engine, by name"),
-    # Neither list nor watch: it reads what it made, by name. Owner references remove it; what a deleted cluster of the
-    # same name left has to go before that.
-    Rule("", ("secrets",), OWN, "each cluster's token and certificates, by name"),
-    Rule("policy", ("poddisruptionbudgets",), KEPT, "no eviction of the head; bring it back"),
-    Rule("networking.k8s.io", ("networkpolicies", "ingresses"), KEPT, "who reaches a cluster; bring it back"),
-    Rule("", ("events",), (*MAKE, "list", "watch"), "say why, and hear why a pod does not start"),
+    Rule(GROUP, (PLURAL,), READ, "read the desired state; the operator never writes it"),
+    Rule(GROUP, (f"{PLURAL}/status",), ("get", "patch"), "report the observed state"),
+    Rule(GROUP, (f"{PLURAL}/finalizers",), ("update",), "set owner references, where admission control requires it"),
+    Rule("", ("pods",), (*READ, "patch", "delete"), "observe members; mark and delete drained workers"),
+    Rule("", ("pods/log",), ("get",), "log lines of failed containers"),
+    Rule("apps", ("deployments",), (*READ, *APPLY, "delete"), "the head and each worker group"),
+    Rule("", ("services", "serviceaccounts"), RESTORE, "the head's address; the account of the pods"),
+    Rule("", ("configmaps",), MANAGE, "scripts of the engine"),
+    # Neither list nor watch: Secrets are read by name. Garbage collection deletes them; the operator deletes those that
+    # a deleted cluster of the same name left behind.
+    Rule("", ("secrets",), MANAGE, "each cluster's token and certificates"),
+    Rule("policy", ("poddisruptionbudgets",), RESTORE, "protect the head from eviction"),
+    Rule("networking.k8s.io", ("networkpolicies", "ingresses"), RESTORE, "access to a cluster"),
+    Rule("", ("events",), (*APPLY, "list", "watch"), "report causes; read why a pod does not start"),
     _LIMITS,
 )
-# In its own namespace. RBAC cannot bind `create` to a name, so that verb stands alone.
+# In the operator's namespace. RBAC cannot restrict `create` to a name, so it has its own rule.
 LEASES = (
-    Rule("coordination.k8s.io", ("leases",), ("create",), "one leader among the replicas"),
-    Rule("coordination.k8s.io", ("leases",), ("get", "update", "patch"), "one leader among the replicas", (NAME,)),
+    Rule("coordination.k8s.io", ("leases",), ("create",), "leader election"),
+    Rule("coordination.k8s.io", ("leases",), ("get", "update", "patch"), "leader election", (NAME,)),
 )
-# For every user of the cluster: is there an operator, where, and does it live? Neither object holds a secret.
-_WHERE = (Rule("apiextensions.k8s.io", ("customresourcedefinitions",), ("get",), "find the operator", (CRD_NAME,)),)
-_ALIVE = (Rule("coordination.k8s.io", ("leases",), ("get",), "see that the operator lives", (NAME,)),)
+# For every authenticated user: where the operator is, and whether it is running. Neither object is confidential.
+_FIND = (Rule("apiextensions.k8s.io", ("customresourcedefinitions",), ("get",), "find the operator", (CRD_NAME,)),)
+_HEARTBEAT = (Rule("coordination.k8s.io", ("leases",), ("get",), "see whether the operator is running", (NAME,)),)
 
 
 def direct_role(namespace: str, subject: Subject, *, minimal: bool = False) -> list[Object]:
-    """For a client without the operator. `minimal` leaves out the rules that something can do without."""
+    """For a client in direct mode. `minimal` omits the optional rules."""
     rules = tuple(rule for rule in DIRECT if not (minimal and rule.optional))
-    return granted("oars-direct", rules, subject, namespace)
+    return role_and_binding("oars-direct", rules, subject, namespace)
 
 
 def namespaces_role(subject: Subject) -> list[Object]:
-    """For a client that makes a namespace for each cluster: the same rights in all of them, as none exists yet."""
-    return granted("oars-direct", (NAMESPACES, *DIRECT), subject)
+    """For a client that creates a namespace per cluster: cluster-wide, because the namespaces do not exist yet."""
+    return role_and_binding("oars-direct", (NAMESPACES, *DIRECT), subject)
 
 
 def nodes_role(subject: Subject) -> list[Object]:
-    """For `why`: nodes belong to no namespace."""
-    return granted("oars-nodes", (NODES,), subject)
+    """For `oars why`: nodes are not namespaced."""
+    return role_and_binding("oars-nodes", (NODES,), subject)
 
 
 def user_role(namespace: str, subject: Subject) -> list[Object]:
-    """For a user of clusters that the operator runs."""
-    return granted("oars-user", USER, subject, namespace)
+    """For a user of the operator."""
+    return role_and_binding("oars-user", USER, subject, namespace)
 
 
 def operator_roles(own: str, watched: Sequence[str] = (), *, nodes: bool = True) -> list[Object]:
-    """For the operator in namespace `own`: in the whole cluster, or in the watched namespaces alone."""
+    """For the operator in namespace `own`: cluster-wide, or only in the watched namespaces."""
     account = Subject("ServiceAccount", NAME, own)
-    objects = granted(f"{NAME}-leader", LEASES, account, own)
+    objects = role_and_binding(f"{NAME}-leader", LEASES, account, own)
     for namespace in watched or ("",):
-        objects += granted(NAME, OPERATOR, account, namespace)
-    return objects + (granted(f"{NAME}-nodes", (NODES,), account) if nodes else [])
+        objects += role_and_binding(NAME, OPERATOR, account, namespace)
+    return objects + (role_and_binding(f"{NAME}-nodes", (NODES,), account) if nodes else [])
 
 
 def shared_roles(own: str) -> list[Object]:
-    """Comes with the operator: Kubernetes' own roles view, edit and admin learn of clusters; everybody may find it."""
+    """Extends Kubernetes' roles view, edit and admin to ComputeClusters, and lets every user find the operator."""
     return [
         _role("oars-view", VIEWER, "", ("view", "edit", "admin")),
         _role("oars-edit", EDITOR, "", ("edit", "admin")),
-        *granted("oars-find", _WHERE, EVERYONE),
-        *granted(f"{NAME}-alive", _ALIVE, EVERYONE, own),
+        *role_and_binding("oars-find", _FIND, EVERYONE),
+        *role_and_binding(f"{NAME}-alive", _HEARTBEAT, EVERYONE, own),
     ]
 
 
-def granted(name: str, rules: Iterable[Rule], subject: Subject, namespace: str = "") -> list[Object]:
-    """A role and who has it: in one namespace or, without one, in all."""
+def role_and_binding(name: str, rules: Iterable[Rule], subject: Subject, namespace: str = "") -> list[Object]:
+    """A Role with its binding or, without a namespace, a ClusterRole with its binding."""
     role = _role(name, rules, namespace)
     binding = {
         "apiVersion": f"{API}/v1",
@@ -184,8 +181,8 @@ def granted(name: str, rules: Iterable[Rule], subject: Subject, namespace: str =
 
 
 def _role(name: str, rules: Iterable[Rule], namespace: str, into: Sequence[str] = ()) -> Object:
-    joined = {f"{API}/aggregate-to-{role}": "true" for role in into}
-    metadata: Object = {"name": name, "labels": PART | joined}
+    aggregation = {f"{API}/aggregate-to-{role}": "true" for role in into}
+    metadata: Object = {"name": name, "labels": LABELS | aggregation}
     if namespace:
         metadata["namespace"] = namespace
     kind = "Role" if namespace else "ClusterRole"
@@ -193,8 +190,8 @@ def _role(name: str, rules: Iterable[Rule], namespace: str, into: Sequence[str] 
 
 
 def why(rule: Object) -> str:
-    """What a rule of these roles is for."""
-    known = (*DIRECT, NAMESPACES, *USER, *VIEWER, *EDITOR, *OPERATOR, *LEASES, *_WHERE, *_ALIVE, NODES)
+    """The purpose of a rule of these roles."""
+    known = (*DIRECT, NAMESPACES, *USER, *VIEWER, *EDITOR, *OPERATOR, *LEASES, *_FIND, *_HEARTBEAT, NODES)
     found = next((each for each in known if each.manifest() == rule), None)
     if found is None:
         return ""

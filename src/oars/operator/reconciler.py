@@ -1,181 +1,137 @@
-"""Looking after ComputeClusters: one pass of the loop for one of them, whenever its name comes up."""
+"""The operator's reconciler: one pass of the loop for one resource (see control.runner.Reconciler)."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from oars import engines
 from oars.base.errors import OarsError, SpecError
 from oars.base.log import get_logger, pairs
-from oars.base.rate import PollSpread, TokenBucket
-from oars.control.loop import Loop
+from oars.control.loop import Loop, Pause
 from oars.kube.client import Client
-from oars.kube.errors import is_not_found
-from oars.kube.kinds import COMPUTE_CLUSTER, Object
-from oars.operator.index import Key, Watches
+from oars.kube.kinds import Object
+from oars.model import Cause, Desired
+from oars.operator.index import Watches
+from oars.operator.resources import Key, ResourceKind, is_forced
 from oars.places.kube.place import KubePlace, Setting
-from oars.places.kube.render import objects
-from oars.places.kube.render.describe import describe, desired
-from oars.places.kube.render.pod import Cluster
-from oars.places.kube.state import replicas, status_codec
-from oars.places.kube.state.root import FORCE, ClusterRoot, now
-from oars.places.kube.why.api_errors import cause_of, is_for_good
-from oars.places.kube.why.evidence import Ground
+from oars.places.kube.state.root import ResourceRoot
+from oars.places.kube.why.api_errors import cause_of, is_lasting
+from oars.places.kube.why.evidence import SharedLists
 from oars.places.kube.wire import Reach
-from oars.plan.decide import HEALING_RESTING, HEALING_WAITING
-from oars.spec import load
 
-STEPS_TOLD, STEPS_SAVED = 1.0, 5.0  # a second, and at once: how often all clusters together tell how a start goes on
-OUR_MISTAKE = "That it is not said better is a mistake of Oars; please report it. Look for values of the wrong kind."
+REPORT_A_BUG = "This is a bug in Oars; please report it. Check the spec for values of the wrong type."
 
 log = get_logger(__name__)
 
 
 @dataclass
-class Kept:
-    """What we hold for one cluster between two passes."""
+class Tracked:
+    """The operator's state of one cluster between passes."""
 
     uid: str
-    root: ClusterRoot
+    root: ResourceRoot
     place: KubePlace
     loop: Loop
-    generation: int
-    cluster: Cluster
+    desired: Desired
 
 
-class Undescribed(Exception):
-    """A resource that we can make no cluster of; its cause says why."""
+class InvalidSpec(Exception):
+    """The spec has no desired state; the exception's cause says why."""
 
 
-class Reconciler:
-    """All clusters that this operator looks after."""
+class ClusterReconciler:
+    """Reconciles all resources of the operator."""
 
-    def __init__(
-        self, client: Client, watches: Watches, waiting: PollSpread, resting: PollSpread, *, inside: bool
-    ) -> None:
+    def __init__(self, client: Client, watches: Watches, kinds: Sequence[ResourceKind], *, in_cluster: bool) -> None:
         self._client = client
         self._watches = watches
-        self._inside = inside
-        self._ground = Ground(client)
-        self._steps = TokenBucket(STEPS_TOLD, STEPS_SAVED, time.monotonic)
-        self._kept: dict[Key, Kept] = {}
-        self._refused: dict[Key, tuple[str, int]] = {}
-        self._waiting, self._resting = waiting, resting
+        self._kinds = {each.kind.kind: each for each in kinds}
+        self._in_cluster = in_cluster
+        self._lists = SharedLists(client)
+        self._tracked: dict[Key, Tracked] = {}
+        self._invalid: dict[Key, tuple[str, int]] = {}  # uid and generation of rejected specs
 
-    async def once(self, key: Key) -> float | None:
-        """One pass; after how many seconds the next is due at the latest, or None if nothing is left to do."""
-        resource = self._watches.clusters.get(key)
+    async def reconcile(self, key: Key) -> Pause | None:
+        resource = self._watches.resources.get(key)
         if resource is None or resource["metadata"].get("deletionTimestamp"):
-            await self.forget(key)
-            return None  # what hangs on it goes by itself
-        if self._refused.get(key) == _mark(resource):
-            return None  # only another description can change it
+            self._invalid.pop(key, None)
+            await self._untrack(key)
+            return None  # Kubernetes deletes the owned objects
+        if self._invalid.get(key) == _version(resource):
+            return None  # until the spec changes
         try:
-            kept = await self._keep(key, resource)
-        except Undescribed as error:
-            await self._refuse(key, resource, error)
+            tracked = await self._track(key, resource)
+        except InvalidSpec as error:
+            await self._reject(key, resource, error)
             return None
+        return await tracked.loop.once(tracked.desired)
+
+    async def report_failure(self, key: Key, error: Exception) -> None:
+        """Report lasting and unexpected errors in the status. Transient API errors are only retried."""
+        tracked = self._tracked.get(key)
+        if tracked is None:
+            return
+        if isinstance(error, OarsError):
+            if is_lasting(error):
+                await tracked.root.refuse(cause_of(error), tracked.desired.generation)
+        elif not isinstance(error, OSError | TimeoutError):
+            message = f"Unexpected error while reconciling: {type(error).__name__}: {error}."
+            await tracked.root.refuse(Cause("InternalError", message, REPORT_A_BUG), tracked.desired.generation)
+
+    async def _track(self, key: Key, resource: Object) -> Tracked:
+        uid, generation = _version(resource)
+        tracked = self._tracked.get(key)
+        if tracked is not None and tracked.uid == uid:
+            tracked.root.resource = resource
+            if tracked.desired.generation != generation:
+                tracked.desired = await self._desired(key, resource)
+            else:
+                tracked.desired = replace(tracked.desired, force=is_forced(resource))
+            return tracked
+        desired = await self._desired(key, resource)
+        await self._untrack(key)
+        reach = Reach(self._client, key.namespace, forward=not self._in_cluster)
+        source = self._kinds[key.kind]
+        root = ResourceRoot(self._client, source.kind, resource, source.status)
+        setting = Setting(self._client, self._watches.cluster(key), root, reach, self._lists)
+        place = KubePlace(setting, key.namespace)
+        loop = Loop(place, engines.get(desired.engine), time.time)
+        self._tracked[key] = tracked = Tracked(uid, root, place, loop, desired)
+        return tracked
+
+    async def _desired(self, key: Key, resource: Object) -> Desired:
         try:
-            return self._spread(key, await self._pass(kept, resource))
-        except OarsError as error:
-            if is_for_good(error):
-                await kept.root.refuse(cause_of(error), kept.generation)
-            raise
+            return self._kinds[key.kind].desired(resource)
+        except Exception as error:  # any error caused by a spec is reported, not retried
+            await self._untrack(key)
+            raise InvalidSpec from error
 
-    async def _pass(self, kept: Kept, resource: Object) -> float:
-        kept.root.resource = resource
-        await kept.place.ensure_helper_token()
-        force = (resource["metadata"].get("annotations") or {}).get(FORCE) == str(kept.generation)
-        return await kept.loop.once(desired(kept.cluster, force=force, generation=kept.generation))
-
-    def _spread(self, key: Key, pause: float) -> float:
-        """Those that only look up now and then take turns: in one crowd while something is missing, in another when
-        all is well."""
-        self._leave(key)
-        if pause < HEALING_WAITING:
-            return pause
-        return (self._waiting if pause < HEALING_RESTING else self._resting).pause(key, pause)
-
-    def _leave(self, key: Key) -> None:
-        self._waiting.end(key)
-        self._resting.end(key)
-
-    async def _keep(self, key: Key, resource: Object) -> Kept:
-        uid, generation = _mark(resource)
-        kept = self._kept.get(key)
-        if kept is not None and (kept.uid, kept.generation) == (uid, generation):
-            return kept
-        try:
-            cluster = described(resource)
-        except Exception as error:  # whatever a description does to us, it is told, and not tried again and again
-            await self._let_go(key)
-            raise Undescribed from error
-        if kept is not None and kept.uid == uid:
-            kept.generation, kept.cluster = generation, cluster
-            kept.place.describe(cluster)
-            return kept
-        await self._let_go(key)
-        reach = Reach(self._client, key[0], forward=not self._inside)
-        root, seen = ClusterRoot(self._client, resource, may_tell=self._steps.take), self._watches.seen(key)
-        setting = Setting(
-            self._client, seen, root, reach, "operator", ground=self._ground, is_busy=lambda: self._waiting.turn >= 1.0
-        )
-        place = KubePlace(setting, cluster)
-        kept = Kept(uid, root, place, Loop(place, engines.get(cluster.spec.engine), time.time), generation, cluster)
-        self._kept[key] = kept
-        return kept
-
-    async def _refuse(self, key: Key, resource: Object, error: Undescribed) -> None:
-        """Said in the status once."""
-        mark, why = _mark(resource), error.__cause__
-        if isinstance(why, SpecError):
-            sentence = " ".join([why.message, why.hint]).strip()
-            log.info(pairs("refused", cluster=f"{key[0]}/{key[1]}", why=sentence))
+    async def _reject(self, key: Key, resource: Object, error: InvalidSpec) -> None:
+        """Report the error in the status, once per version of the spec."""
+        version, cause = _version(resource), error.__cause__
+        if isinstance(cause, SpecError):
+            message, hint = cause.message, cause.hint
+            log.info(pairs("invalid spec", key=key, error=message))
         else:
-            sentence = f"Oars cannot read this description ({type(why).__name__}: {why}). {OUR_MISTAKE}"
-            log.error(pairs("a description broke us", cluster=f"{key[0]}/{key[1]}"), exc_info=why)
-        body = {"status": status_codec.invalid_status(sentence, mark[1], resource.get("status") or {}, now())}
-        try:
-            await self._client.patch(COMPUTE_CLUSTER, key[1], key[0], body, subresource="status")
-        except OarsError as trouble:
-            if not is_not_found(trouble):
-                raise
-        self._refused[key] = mark
+            message, hint = f"The spec cannot be read ({type(cause).__name__}: {cause}).", REPORT_A_BUG
+            log.error(pairs("unexpected error while reading spec", key=key), exc_info=cause)
+        source = self._kinds[key.kind]
+        root = ResourceRoot(self._client, source.kind, resource, source.status)
+        await root.invalidate(Cause("InvalidSpec", message, hint), version[1])
+        self._invalid[key] = version
 
-    async def forget(self, key: Key) -> None:
-        """It is gone."""
-        self._refused.pop(key, None)
-        await self._let_go(key)
-
-    async def _let_go(self, key: Key) -> None:
-        self._leave(key)
-        kept = self._kept.pop(key, None)
-        if kept is not None:
-            await kept.loop.close()
-            await kept.place.close()
+    async def _untrack(self, key: Key) -> None:
+        tracked = self._tracked.pop(key, None)
+        if tracked is not None:
+            await tracked.loop.close()
+            await tracked.place.close()
 
     async def close(self) -> None:
-        for key in list(self._kept):
-            await self._let_go(key)
+        for key in list(self._tracked):
+            await self._untrack(key)
 
 
-def _mark(resource: Object) -> tuple[str, int]:
-    """Which description it is."""
+def _version(resource: Object) -> tuple[str, int]:
     return str(resource["metadata"]["uid"]), int(resource["metadata"]["generation"])
-
-
-def described(resource: Object) -> Cluster:
-    """What the resource asks for. Raises SpecError for what the schema let through and we cannot do."""
-    metadata = resource["metadata"]
-    manifest = load.build({**replicas.spec(resource), "place": "kubernetes"})
-    engine = engines.get(manifest.spec.engine)
-    elsewhere = manifest.spec.namespace.name
-    if elsewhere and elsewhere != metadata["namespace"]:
-        raise SpecError(
-            f"spec.namespace.name is {elsewhere!r}, but the resource is in {metadata['namespace']!r}.",
-            "A cluster runs where its resource is: leave the field out, or make the resource there.",
-        )
-    cluster = describe(metadata["name"], metadata["namespace"], manifest.spec, engine)
-    objects.manifests(cluster)  # a pod overlay that clashes with ours shows only now
-    return cluster

@@ -1,5 +1,5 @@
-"""Asking a member: HTTP with one request a connection, all that a status page needs, without a library in anyone's
-memory; what a helper's answer says; and how to put what went wrong, the same in every place."""
+"""Minimal HTTP client for members, with one request per connection. It needs no HTTP library, which would cost memory.
+Also parses the replies of helpers and describes connection errors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from oars.base.errors import EngineUnreachable
 
 NO_HEADERS: Mapping[str, str] = {}
-FAULTS = (OSError, ValueError, EOFError)  # of a connection or an answer; a TimeoutError is an OSError
+FAULTS = (OSError, ValueError, EOFError)  # of a connection or a reply; a TimeoutError is an OSError
 
 _STATUS = re.compile(rb"HTTP/\S+ (\d+)")
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 
 
-class Unreadable(EngineUnreachable):
-    """What came is no answer. Nor is what comes next on the same line that to the next question."""
+class InvalidReply(EngineUnreachable):
+    """The reply could not be parsed. The connection is out of step and must be closed."""
 
 
 async def request(
     address: str, path: str, method: str = "GET", body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
 ) -> bytes:
-    """The content of a 2xx answer. Raises EngineUnreachable for others, and FAULTS for worse."""
+    """The body of a 2xx response. Raises EngineUnreachable for another status, and one of FAULTS if it fails."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -36,18 +36,18 @@ async def request(
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(f"{method} {path} HTTP/1.0\r\n{lines}\r\n".encode() + body)
         await writer.drain()
-        answer = await reader.read()
+        response = await reader.read()
     finally:
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-    head, is_whole, content = answer.partition(b"\r\n\r\n")
-    if not is_whole:
-        raise EOFError(f"the answer broke off after {len(answer)} bytes")
+    head, separator, content = response.partition(b"\r\n\r\n")
+    if not separator:
+        raise EOFError(f"the answer broke off after {len(response)} bytes")
     status = _status(head)
     if not 200 <= status < 300:
         raise EngineUnreachable(f"http://{address}{path}: status {status}")
-    return _all_of(content, head)
+    return _complete_body(content, head)
 
 
 def _status(head: bytes) -> int:
@@ -57,8 +57,8 @@ def _status(head: bytes) -> int:
     return int(found[1])
 
 
-def _all_of(content: bytes, head: bytes) -> bytes:
-    """The end of a connection is not always that of the answer: whoever sent it may have died."""
+def _complete_body(content: bytes, head: bytes) -> bytes:
+    """The body, checked against Content-Length: a server that dies also closes the connection."""
     announced = _LENGTH.search(head)
     length = int(announced[1]) if announced else len(content)
     if len(content) < length:
@@ -66,21 +66,21 @@ def _all_of(content: bytes, head: bytes) -> bytes:
     return content[:length]
 
 
-def words(error: Exception) -> str:
-    """What went wrong, also where Python has no text for it."""
+def describe_error(error: Exception) -> str:
+    """The error's message. Some exceptions have none, such as TimeoutError."""
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
-def answered(text: bytes, who: str) -> Any:
-    """What a helper has found: it answers {"ok": …} or {"error": "…"}. Raises EngineUnreachable for the latter, and
-    Unreadable for what is neither, e.g. half of it."""
+def parse_reply(text: bytes, sender: str) -> Any:
+    """The result in a helper's reply, which is {"ok": …} or {"error": "…"}. Raises EngineUnreachable for an error, and
+    InvalidReply for anything else, e.g. a truncated reply."""
     try:
-        answer = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
-        answer = None
-    match answer:
-        case {"error": said}:
-            raise EngineUnreachable(str(said or f"{who}: an error of which nothing is said"))
-        case {"ok": found}:
-            return found
-    raise Unreadable(f"{who}: its answer cannot be read")
+        reply = None
+    match reply:
+        case {"error": message}:
+            raise EngineUnreachable(str(message or f"{sender}: an error of which nothing is said"))
+        case {"ok": result}:
+            return result
+    raise InvalidReply(f"{sender}: its answer cannot be read")

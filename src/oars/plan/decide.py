@@ -1,20 +1,25 @@
-"""decide: what to do next, from what shall be, what is there, what the engine says and the time. Pure.
+"""decide: the next steps, from the desired and the observed state, the engine's view and the time. Pure.
 
 Rules, in this order:
-1. A cluster that shall not run is removed whole.
-2. A dead member is started again: at once the first time, then with growing pauses while it keeps dying.
-3. Workers of a lost head hold nothing that a new head knows: they go at once, and new ones start with it.
-   Where the place heals (Kubernetes) it starts what is missing, but only we know that a new head needs new workers.
-4. Too few workers: start the missing ones. Too many: choose who goes, drain, and remove only what is drained.
+1. A cluster that is not to run is removed whole.
+2. A dead member is started again: at once the first time, then with growing pauses while it keeps dying. One whose
+   group does not restart it has finished.
+3. Every head has an epoch. Workers of an earlier epoch hold nothing that the present head knows: they are removed at
+   once, and new ones start when the new head runs.
+4. Too few workers: start the missing ones. Too many: choose victims, drain them, and remove only what is drained.
+
+`Ensure` is emitted in every pass, for it is idempotent; the place compares and writes only what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oars.model import (
     HEAD,
+    Death,
     Decision,
     Desired,
     Drain,
@@ -28,57 +33,69 @@ from oars.model import (
     MemberView,
     Observed,
     Remove,
+    Restart,
     Retiring,
     Role,
     Step,
     View,
+    Wait,
 )
 from oars.plan import names
 
 STABLE = 30.0  # seconds after which a member counts as having started well
 REMEMBER = 600.0  # seconds for which a death stays visible
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+MAX_DOUBLINGS = 30  # a float overflows at a thousand
 CRASH_LOOP = 3  # deaths in a row that make a crash loop
-
-SOON, RESTING = 0.1, 1.0
-# The place tells of changes by itself; only the engine must be asked, and why something is still missing.
-HEALING_SOON, HEALING_WAITING, HEALING_RESTING = 0.5, 2.0, 10.0
+SETTLED = 15.0  # seconds of being ready after which the cluster counts as settled
 
 
 def decide(desired: Desired, observed: Observed, view: View, now: float) -> Decision:
-    """The next steps; performing them and deciding again converges on what is desired."""
+    """The next steps; performing them and deciding again converges on the desired state."""
     if not desired.running:
         return _stop(observed)
-    failures = _failures(observed, now)
-    observed = _with_head(observed)
-    lost = _orphans(observed)
-    head = _head_steps(desired, observed, failures, now)
-    plans = [_plan_group(group, observed, view, lost, now) for group in desired.shape.workers]
-    unknown = _members_of_removed_groups(desired, observed, view, lost)
-    steps: list[Step] = [*head]
-    away: list[Step] = [Remove(tuple(sorted(lost)), "the head was lost", grace=0.0)] if lost else []
-    head_is_coming = (bool(head) or _there(observed.member(HEAD))) and not _head_is_being_replaced(observed)
-    starts = [s for plan in plans if head_is_coming for s in _ensure(plan, observed, failures, lost, now)]
-    # Where the place replaces what goes, it must know before by what.
-    steps += [*starts, *away] if observed.heals else [*away, *starts]
+    state = _with_head(observed)
+    observed = replace(observed, state=replace(state, failures=failures(desired.groups, observed, state, now)))
+    orphans = _orphans(observed)
+    in_service = {m.id for m in observed.members if m.role is not Role.DRIVER and is_ready(m, observed, view)}
+    ready = Counter(member.group for member in observed.members if member.id in in_service)
+    plans = _plan_groups(desired, observed, view, orphans, in_service, now)
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
-    retiring |= {m.id: observed.notes.retiring.get(m.id, Retiring(now)) for m in unknown}
-    if not desired.force:
-        retiring = {m: _undrain_if_serving(m, state, observed, view) for m, state in retiring.items()}
-    steps += _retire(observed, view, retiring)
-    notes = replace(observed.notes, retiring=retiring, failures=failures)
-    return Decision(tuple(steps), notes, _again_after(desired, observed, view, notes, now))
+    retiring |= _retire_obsolete(desired, observed, orphans, ready, now)
+    if not desired.force:  # a drained worker that the engine lists again must be drained again
+        retiring = {m: replace(r, drained=r.drained and m not in in_service) for m, r in retiring.items()}
+    # Workers of an older revision of a group do not make up for missing ones.
+    serving = (desired.shape.head, *desired.shape.workers)
+    complete = not retiring and all(ready[group.name] >= group.replicas for group in serving)
+    ready_since = (observed.state.ready_since or now) if complete else None
+    state = replace(observed.state, retiring=retiring, ready_since=ready_since)
+    observed = replace(observed, state=state)
 
-
-def ready(member: Member, observed: Observed, view: View) -> bool:
-    """Does the engine list this very incarnation, with the head that is there now?"""
+    steps: list[Step] = []
+    head_may_start = may_start(HEAD, observed, now)
+    if head_may_start:
+        settled = ready_since is not None and now - ready_since >= SETTLED
+        steps.append(Ensure(desired.shape.head, (HEAD,), settled))
     head = observed.member(HEAD)
-    if member.state is not MemberState.RUNNING or not view.up or not _there(head):
+    head_runs = head is not None and head.state is MemberState.RUNNING
+    if head_runs or (head_may_start and state.head_epoch == 0):  # all start together at first
+        steps += [Ensure(plan.group, _startable(plan, observed, now)) for plan in plans]
+    if orphans:
+        steps.append(Remove(tuple(sorted(orphans)), "the head was lost", grace=0.0))
+    steps += _retire(observed, retiring, can_tell=view.up or desired.force)
+    return Decision(tuple(steps), state, *_pause(observed, in_service, complete, now))
+
+
+def is_ready(member: Member, observed: Observed, view: View) -> bool:
+    """Does the engine list this very incarnation, with the head that exists now?"""
+    if member.state is not MemberState.RUNNING or not view.up or not _is_alive(observed.member(HEAD)):
         return False
-    if member.role is Role.HEAD:
+    if member.role is not Role.WORKER:
         return True
-    seen = _seen(member, view)
-    return seen is not None and seen.ready and _serves(member, observed)
+    if member.id in view.draining:
+        return False  # also if the engine has not begun with it
+    reported = _reported(member, view)
+    return reported is not None and reported.ready and member.head_epoch == observed.state.head_epoch
 
 
 @dataclass(frozen=True)
@@ -91,164 +108,168 @@ class _GroupPlan:
 def _stop(observed: Observed) -> Decision:
     everyone = tuple(sorted(member.id for member in observed.members))
     steps = (Remove(everyone, "the cluster is stopped"),) if everyone else ()
-    return Decision(steps, LoopState(), RESTING)
+    return Decision(steps, LoopState(), observed.pace.resting, Wait.RESTING)
 
 
-def _failures(observed: Observed, now: float) -> dict[MemberId, Failure]:
-    """Deaths remembered from before, less what is long past, plus those seen now for the first time."""
-    known = {m: f for m, f in observed.notes.failures.items() if now - f.last < REMEMBER}
-    if observed.heals:
-        return known  # the place counts them itself
-    for member in observed.members:
-        if member.state is not MemberState.EXITED or member.id in observed.notes.retiring:
+def _with_head(observed: Observed) -> LoopState:
+    """Counts heads: a head that is gone, or is another one than before, begins a new epoch."""
+    head, state = observed.member(HEAD), observed.state
+    current = head.incarnation if head is not None and _is_alive(head) else ""
+    if current == state.head:
+        return state
+    return replace(state, head=current, head_epoch=state.head_epoch + (1 if state.head else 0))
+
+
+def failures(groups: Sequence[Group], observed: Observed, state: LoopState, now: float) -> dict[MemberId, Failure]:
+    """Deaths remembered from before, less those long past, plus those seen now for the first time. Those of members
+    that are not always restarted are never forgotten: their count decides whether they have finished."""
+    limited = {group.name for group in groups if group.restart is not Restart.ALWAYS}
+    kept = {m.id for m in observed.members if m.group in limited}
+    known = {m: f for m, f in state.failures.items() if m in kept or now - f.last < REMEMBER}
+    for name, death in observed.deaths.items():
+        member = observed.member(name)
+        if member is None or name in state.retiring or (name not in kept and now - death.at >= REMEMBER):
             continue
-        if member.role is Role.WORKER and not _serves(member, observed):
-            continue  # it died of the head's death
-        before = known.get(member.id)
-        if before is None or before.incarnation != member.incarnation:
-            known[member.id] = _failure(member, before, now)
+        if member.role is Role.WORKER and member.head_epoch != state.head_epoch:
+            continue  # it died because its head did
+        if member.exit_code == 0 and name in kept:
+            continue  # it succeeded
+        before = known.get(name)
+        if before is None or before.incarnation != death.incarnation:
+            known[name] = _failure(death, before, forgiving=name not in kept)
     return known
 
 
-def _failure(member: Member, before: Failure | None, now: float) -> Failure:
-    lived_well = now - member.started > STABLE
-    count = 1 if before is None or lived_well else before.count + 1
-    pause = 0.0 if count == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (count - 2))
-    return Failure(count, now, now + pause, member.incarnation, member.reason, member.tail)
+def _failure(death: Death, before: Failure | None, *, forgiving: bool) -> Failure:
+    """`forgiving`: the count begins anew after the member has run well for a while."""
+    lived_well = forgiving and death.at - death.started_at > STABLE
+    count = max(death.count, 1 if before is None or lived_well else before.count + 1)
+    pause = 0.0 if count == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count - 2, MAX_DOUBLINGS))
+    return Failure(count, death.at, death.at + pause, death.incarnation, death.reason, death.tail)
 
 
-def _serves(worker: Member, observed: Observed) -> bool:
-    """Was it started for the head that is there now?"""
-    if observed.heals:
-        return worker.head == str(observed.notes.head_changes)
-    head = observed.member(HEAD)
-    return head is not None and _there(head) and worker.head == head.incarnation
-
-
-def _with_head(observed: Observed) -> Observed:
-    """Where the place heals, a new head appears by itself: remember which one the workers serve."""
-    head, notes = observed.member(HEAD), observed.notes
-    if not observed.heals or head is None or head.state is not MemberState.RUNNING or head.head == notes.head:
-        return observed
-    changes = notes.head_changes + (1 if notes.head else 0)
-    return replace(observed, notes=replace(notes, head=head.head, head_changes=changes))
-
-
-def _head_is_being_replaced(observed: Observed) -> bool:
-    """By the place itself: workers that were started now would have to be started again when the new head is there."""
-    head = observed.member(HEAD)
-    replaced = head is None or head.state is MemberState.WAITING
-    return observed.heals and bool(observed.notes.head) and replaced
-
-
-def _there(member: Member | None) -> bool:
-    """It runs, or is about to."""
+def _is_alive(member: Member | None) -> bool:
+    """It runs, or will without our doing."""
     return member is not None and member.state is not MemberState.EXITED
 
 
 def _orphans(observed: Observed) -> set[MemberId]:
-    """Workers whose head is gone or is another one than they were started with."""
-    return {m.id for m in observed.members if m.role is Role.WORKER and _there(m) and not _serves(m, observed)}
+    """Workers of an earlier head."""
+    epoch = observed.state.head_epoch
+    return {m.id for m in observed.members if m.role is Role.WORKER and _is_alive(m) and m.head_epoch != epoch}
 
 
-def _head_steps(desired: Desired, observed: Observed, failures: Mapping[MemberId, Failure], now: float) -> list[Step]:
-    if observed.heals:
-        return [Ensure(desired.shape.head, (HEAD,))]
-    if _there(observed.member(HEAD)) or not _may_start(HEAD, failures, now):
-        return []
-    return [Ensure(desired.shape.head, (HEAD,))]
+def may_start(member: MemberId, observed: Observed, now: float) -> bool:
+    """True unless it exited and its back-off has not passed."""
+    failure = observed.state.failures.get(member)
+    return failure is None or failure.until <= now or _is_alive(observed.member(member))
 
 
-def _may_start(member: MemberId, failures: Mapping[MemberId, Failure], now: float) -> bool:
-    failure = failures.get(member)
-    return failure is None or failure.until <= now
+def has_finished(member: Member, group: Group, state: LoopState) -> bool:
+    """It exited and its group's policy does not start it again."""
+    if member.state is not MemberState.EXITED or group.restart is Restart.ALWAYS:
+        return False
+    if group.restart is Restart.NEVER or member.exit_code == 0:
+        return True
+    failure = state.failures.get(member.id)
+    return group.max_restarts is not None and failure is not None and failure.count > group.max_restarts
 
 
-def _plan_group(group: Group, observed: Observed, view: View, lost: set[MemberId], now: float) -> _GroupPlan:
-    """Who stays, who goes, who is to come."""
-    mine = [m for m in observed.members if m.role is Role.WORKER and m.group == group.name]
-    existing = {m.id: m for m in mine if m.id not in lost}
-    retiring = {m: r for m, r in observed.notes.retiring.items() if m in existing}
-    active = [member for member in existing.values() if member.id not in retiring]
-    surplus = len(active) - group.replicas
-    if surplus > 0:
-        ranked = sorted(active, key=lambda member: _keep_rank(member, observed, view))
-        for victim in ranked[:surplus]:
-            retiring[victim.id] = Retiring(now)
-    elif surplus < 0:
-        retiring = _unretire(retiring, -surplus)
-    staying = [m for m in existing if m not in retiring]
-    missing = names.member_ids(group, group.replicas - len(staying), existing) if len(staying) < group.replicas else []
-    return _GroupPlan(group, tuple([*staying, *missing]), retiring)
+def _plan_groups(
+    desired: Desired, observed: Observed, view: View, orphans: Collection[MemberId], in_service: Collection[MemberId],
+    now: float,
+) -> list[_GroupPlan]:  # fmt: skip
+    """Per group: who stays, who leaves, who is to come."""
+    existing: dict[str, list[Member]] = {}
+    for member in observed.members:
+        if member.role is not Role.HEAD and member.id not in orphans:
+            existing.setdefault(member.group, []).append(member)
+    plans = []
+    for group in desired.groups[1:]:
+        mine = existing.get(group.name, [])
+        known = {member.id for member in mine}
+        retiring = {m: r for m, r in observed.state.retiring.items() if m in known}
+        active = [member for member in mine if member.id not in retiring]
+        surplus = len(active) - group.replicas
+        if surplus > 0:
+            ranked = sorted(active, key=lambda member: _keep_rank(member, in_service, view))
+            retiring |= {victim.id: Retiring(now) for victim in ranked[:surplus]}
+        elif surplus < 0:
+            usable = {*in_service, *view.draining, *(m.id for m in mine if m.state is not MemberState.RUNNING)}
+            retiring = _unretire(retiring, usable, -surplus)
+        staying = [member.id for member in mine if member.id not in retiring]
+        missing = names.member_ids(group, max(0, group.replicas - len(staying)), known)
+        plans.append(_GroupPlan(group, (*staying, *missing), retiring))
+    return plans
 
 
-def _keep_rank(member: Member, observed: Observed, view: View) -> tuple[bool, bool, bool, int, float, int]:
-    """Smallest goes first: dead, not ready, idle, least data, newest. One that is not ready does no work yet; if it
+def _keep_rank(
+    member: Member, in_service: Collection[MemberId], view: View
+) -> tuple[bool, bool, bool, int, float, int]:
+    """Smallest leaves first: dead, not ready, idle, least data, newest. One that is not ready does no work yet; if it
     holds something after all, its drain keeps it."""
-    seen = _seen(member, view)
-    idle, held = (seen.idle > 0, seen.held) if seen else (False, 0)
-    is_ready = ready(member, observed, view)
-    return (_there(member), is_ready, not idle, held, -member.made, -names.index(member.id))
+    reported = _reported(member, view)
+    idle, held = (reported.idle > 0, reported.held) if reported else (False, 0)
+    newest = (-member.created_at, -names.index(member.id))
+    return (_is_alive(member), member.id in in_service, not idle, held, *newest)
 
 
-def _seen(member: Member, view: View) -> MemberView | None:
-    """What the engine says of this very incarnation."""
-    seen = view.members.get(member.id) if view.up else None
-    return seen if seen is not None and seen.incarnation in ("", member.incarnation) else None
+def _reported(member: Member, view: View) -> MemberView | None:
+    """What the engine reports of this very incarnation."""
+    reported = view.members.get(member.id) if view.up else None
+    return reported if reported is not None and reported.incarnation in ("", member.incarnation) else None
 
 
-def _unretire(retiring: Mapping[MemberId, Retiring], count: int) -> dict[MemberId, Retiring]:
-    """More workers are wanted again: those that were chosen but not drained are still in service."""
-    kept = [m for m, r in sorted(retiring.items()) if not r.drained][:count]
+def _unretire(
+    retiring: Mapping[MemberId, Retiring], usable: Collection[MemberId], count: int
+) -> dict[MemberId, Retiring]:
+    """More workers are wanted again: keep those that were chosen and are still in service, are being drained, or have
+    yet to start. Any other may be drained already, although the reply was lost with an earlier loop."""
+    candidates = [m for m, state in sorted(retiring.items()) if m in usable and not state.drained]
+    kept = set(candidates[:count])
     return {m: r for m, r in retiring.items() if m not in kept}
 
 
-def _members_of_removed_groups(desired: Desired, observed: Observed, view: View, lost: set[MemberId]) -> list[Member]:
-    """Those of an older description of a group (name@revision) stay until their successors can take over."""
-    groups = {group.name: group for group in desired.shape.workers}
-
-    def succeeded(member: Member) -> bool:
+def _retire_obsolete(
+    desired: Desired, observed: Observed, orphans: Collection[MemberId], ready: Mapping[str, int], now: float
+) -> dict[MemberId, Retiring]:
+    """Workers of groups that are no longer desired. Those of an older revision of a group (name@revision) stay until
+    their successors are ready."""
+    groups = {group.name: group for group in desired.groups[1:]}
+    retiring = {}
+    for member in observed.members:
+        if member.role is Role.HEAD or member.group in groups or member.id in orphans:
+            continue
+        before = observed.state.retiring.get(member.id)
         successor = groups.get(member.group.partition("@")[0])
-        serving = [m for m in observed.members if successor and m.group == successor.name and ready(m, observed, view)]
-        return successor is None or len(serving) >= successor.replicas
-
-    strangers = [m for m in observed.members if m.role is Role.WORKER and m.group not in groups and m.id not in lost]
-    return [m for m in strangers if m.id in observed.notes.retiring or succeeded(m)]
+        if before is not None or successor is None or ready[successor.name] >= successor.replicas:
+            retiring[member.id] = before or Retiring(now)
+    return retiring
 
 
-def _ensure(
-    plan: _GroupPlan, observed: Observed, failures: Mapping[MemberId, Failure], lost: set[MemberId], now: float
-) -> Iterable[Step]:
-    def runs(member: MemberId) -> bool:
-        return _there(observed.member(member)) and member not in lost
-
-    if observed.heals:
-        yield Ensure(plan.group, (*plan.wanted, *plan.retiring))
-        return
-    wanted = tuple(m for m in plan.wanted if runs(m) or _may_start(m, failures, now))
-    if not all(runs(m) for m in wanted):
-        yield Ensure(plan.group, wanted)
+def _startable(plan: _GroupPlan, observed: Observed, now: float) -> tuple[MemberId, ...]:
+    """Who must run: those that stay and may be started now, and those that leave until they are removed."""
+    running = []
+    for name in plan.wanted:
+        member = observed.member(name)
+        finished = member is not None and has_finished(member, plan.group, observed.state)
+        if not finished and may_start(name, observed, now):
+            running.append(name)
+    leaving = [name for name in plan.retiring if _is_alive(observed.member(name))]
+    return (*running, *leaving)
 
 
-def _undrain_if_serving(name: MemberId, state: Retiring, observed: Observed, view: View) -> Retiring:
-    """A drained one may be back in service before it could be removed: it was still starting when it was drained, or
-    was started again since. What the engine said of it then holds no longer."""
-    member = observed.member(name)
-    is_back = state.drained and member is not None and ready(member, observed, view)
-    return replace(state, drained=False) if is_back else state
-
-
-def _retire(observed: Observed, view: View, retiring: Mapping[MemberId, Retiring]) -> Iterable[Step]:
-    """Whether a drained one is not back in service only an engine that answers can say."""
+def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring], *, can_tell: bool) -> Iterable[Step]:
+    """`can_tell`: the engine answers, so a drained worker that it does not list is not back in service; or that does
+    not matter."""
     to_drain: list[MemberId] = []
     to_remove: list[MemberId] = []
     for name, state in sorted(retiring.items()):
-        member = observed.member(name)
-        if member is None or not _there(member):
+        if not _is_alive(observed.member(name)):
             to_remove.append(name)
         elif not state.drained:
             to_drain.append(name)
-        elif view.up:
+        elif can_tell:
             to_remove.append(name)
     if to_drain:
         yield Drain(tuple(to_drain))
@@ -256,31 +277,36 @@ def _retire(observed: Observed, view: View, retiring: Mapping[MemberId, Retiring
         yield Remove(tuple(to_remove), "no longer wanted")
 
 
-def _again_after(desired: Desired, observed: Observed, view: View, notes: LoopState, now: float) -> float:
-    soon, resting = (HEALING_SOON, HEALING_RESTING) if observed.heals else (SOON, RESTING)
-    wanted = 1 + sum(group.replicas for group in desired.shape.workers)
-    serving = sum(ready(m, observed, view) for m in observed.members if m.id not in notes.retiring)
-    if observed.heals and not notes.retiring and not _may_tell_more(observed, view):
-        soon = HEALING_WAITING
-    if notes.retiring or serving < wanted:
-        pauses = [f.until - now for f in notes.failures.values() if f.until > now]
-        return max(soon, min([*pauses, soon if not pauses else resting]))
-    return resting
+def _pause(observed: Observed, in_service: Collection[MemberId], complete: bool, now: float) -> tuple[float, Wait]:
+    """When to look again, at the place's own pace."""
+    pace, state = observed.pace, observed.state
+    if complete:
+        return pace.resting, Wait.RESTING
+    backing_off = [
+        failure.until - now
+        for name, failure in state.failures.items()
+        if failure.until > now and not _is_alive(observed.member(name))
+    ]
+    if backing_off and not state.retiring:
+        return max(pace.soon, min(*backing_off, pace.resting)), Wait.SOON
+    if state.retiring or _engine_may_report_more(observed, in_service):
+        return pace.soon, Wait.SOON
+    return pace.waiting, Wait.WAITING
 
 
-def _may_tell_more(observed: Observed, view: View) -> bool:
-    """Whether to ask the engine again soon: it has yet to list a member whose process answers. As long as its head does
-    not answer there is nobody to ask, and the place tells when it does."""
+def _engine_may_report_more(observed: Observed, in_service: Collection[MemberId]) -> bool:
+    """The engine has yet to list a member whose probe succeeds. While the head's probe fails there is nobody to ask,
+    and the place announces when it succeeds."""
     head = observed.member(HEAD)
-    if head is None or not head.answers:
+    if head is None or not head.probe_ready:
         return False
-    return not all(ready(member, observed, view) for member in observed.members if member.answers)
+    return any(member.probe_ready and member.id not in in_service for member in observed.members)
 
 
-def with_drain_reply(notes: LoopState, member: MemberId, done: bool, waits_for: str, now: float) -> LoopState:
-    """Remember the engine's answer to a Drain. What is emptied must go, even if it was taken back meanwhile."""
-    before = notes.retiring.get(member)
+def with_drain_reply(state: LoopState, member: MemberId, done: bool, waits_for: str, now: float) -> LoopState:
+    """Remember the engine's reply to a Drain. What is drained must leave, even if it was unretired meanwhile."""
+    before = state.retiring.get(member)
     if before is None and not done:
-        return notes
-    state = replace(before or Retiring(now), drained=done, waits_for=waits_for)
-    return notes.with_retiring({**notes.retiring, member: state})
+        return state
+    changed = replace(before or Retiring(now), drained=done, waits_for=waits_for)
+    return replace(state, retiring={**state.retiring, member: changed})

@@ -1,34 +1,98 @@
-"""What shall be: a spec seen through its engine."""
+"""The only builder of the desired state: a spec, seen through its engine, with a place's defaults."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from oars.engines.base import Engine
-from oars.model import Desired
+from oars.model import Desired, Expose, Group
 
-if TYPE_CHECKING:  # looking at clusters needs no pydantic
+if TYPE_CHECKING:  # reading the status of clusters needs no pydantic
     from oars.spec.cluster import ClusterSpec
 
+# Fields that no member depends on, or not every member.
+_NOT_SHARED = {"workers", "head", "replicas", "min_ready", "drain", "lifetime", "expose", "place"}
 
-def desired(name: str, spec: ClusterSpec, engine: Engine) -> Desired:
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a place assumes where the spec is silent. An engine without a memory limit believes that it has the whole
+    machine."""
+
+    head_memory: int
+    worker_memory: int
+    dedicated_head: bool = False  # the head never runs tasks, so the first worker that joins does not replace it
+
+
+def build(
+    name: str, spec: ClusterSpec, engine: Engine, defaults: Defaults, *, namespace: str = "", tied: bool = False
+) -> Desired:
+    """Raises SpecError for what the engine cannot do. `tied`: the cluster ends when its owner is gone."""
+    engine.check(spec)
+    spec = with_memory(spec, defaults)
+    shape = engine.shape(_with_workers(spec) if defaults.dedicated_head else spec)
+    helper = tied or shape.needs_helper
+    shared = {**spec.model_dump(mode="json", exclude=_NOT_SHARED), "helped": helper}
+    head = replace(
+        shape.head,
+        pod=spec.head.pod,
+        burst=spec.head.burst,
+        fingerprint=digest({**shared, "head": spec.head.model_dump(mode="json"), "alone": not spec.workers}),
+    )
+    workers = []
+    for group, written in zip(shape.workers, spec.workers, strict=True):
+        words = written.model_dump(mode="json", exclude={"replicas"})
+        fingerprint = digest({**shared, "group": words})
+        changes: dict[str, Any] = {"pod": written.pod, "burst": written.burst, "fingerprint": fingerprint}
+        workers.append(replace(group, replicas=written.replicas, **changes))
+    expose = spec.expose
     return Desired(
         name=name,
         engine=spec.engine,
         place=spec.place,
-        shape=engine.shape(spec),
-        drain_seconds=spec.drain.timeout,
+        shape=replace(shape, head=head, workers=tuple(workers)),
+        namespace=namespace,
+        create_namespace=spec.namespace.create,
+        image=spec.image or shape.image,
+        expose=Expose(
+            expose.type, expose.host or "", expose.ingress_class or "", expose.tls_secret or "", expose.annotations
+        ),
+        helper=helper,
+        tied=tied,
+        drain_timeout=spec.drain.timeout,
     )
 
 
-def default_memory(spec: ClusterSpec, machine_memory: int) -> ClusterSpec:
-    """Give every member that has no memory of its own an equal share of four fifths of the machine, 4 GiB at most.
-
-    Engines left to themselves each assume that they have the whole machine.
-    """
-    members = 1 + sum(group.replicas for group in spec.workers)
-    share = max(256 * 2**20, min(4 * 2**30, machine_memory * 4 // 5 // members))
+def with_memory(spec: ClusterSpec, defaults: Defaults) -> ClusterSpec:
     data = spec.model_dump()
-    for part in (data["head"], *data["workers"]):
-        part["memory"] = part["memory"] or share
+    data["head"]["memory"] = data["head"]["memory"] or defaults.head_memory
+    for group in data["workers"]:
+        group["memory"] = group["memory"] or defaults.worker_memory
     return type(spec).model_validate(data)
+
+
+def _with_workers(spec: ClusterSpec) -> ClusterSpec:
+    """At least one worker in every group: an engine may let a head that is alone run tasks itself."""
+    data = spec.model_dump() | {"replicas": None}
+    for group in data["workers"]:
+        group["replicas"] = max(1, group["replicas"])
+    return type(spec).model_validate(data)
+
+
+def with_replicas(desired: Desired, replicas: Mapping[str, int]) -> Desired:
+    """The same cluster with other numbers of workers, by group."""
+
+    def changed(group: Group) -> Group:
+        return replace(group, replicas=replicas.get(group.name, group.replicas))
+
+    shape = replace(desired.shape, workers=tuple(changed(group) for group in desired.shape.workers))
+    return replace(desired, shape=shape)
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """A short hash of plain data; the same for equal data, whoever computes it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]

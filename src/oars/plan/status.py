@@ -1,77 +1,91 @@
-"""status: the one account of a cluster, computed from desired, observed and view. Pure."""
+"""status: the one account of a cluster, computed from the desired and observed state and the engine's view. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from oars.model import HEAD, Cause, Desired, Group, LoopState, Member, MemberState, Observed, Role, View
-from oars.plan.decide import CRASH_LOOP, ready
+from oars.model import HEAD, Cause, Desired, Group, LoopState, Member, MemberId, MemberState, Observed, Role, View
+from oars.plan.decide import CRASH_LOOP, has_finished, is_ready
 from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
 
 
 def status(
     desired: Desired, observed: Observed, view: View, causes: tuple[Cause, ...], endpoints: Mapping[str, str]
 ) -> Status:
-    """`observed.notes` are those of the decision just made; `causes` come from why.explain."""
-    groups = tuple(_group(group, observed, view) for group in desired.shape.workers)
-    phase = _phase(desired, observed, view, groups)
+    """`observed.state` is that of the decision just made; `causes` come from why.explain."""
+    members = member_statuses(observed, view, desired.groups, running=desired.running)
+    serving = [m for m in members if m.phase is Phase.READY]
+    groups = tuple(_group(group, serving) for group in desired.shape.workers)
     first = causes[0] if causes else Cause("", "")
     return Status(
         name=desired.name,
         engine=desired.engine,
         place=desired.place,
-        phase=phase,
+        phase=_phase(desired, observed, view, groups),
         reason=first.reason,
         message=first.message,
         endpoints=Endpoints(client=endpoints.get("client", ""), dashboard=endpoints.get("dashboard", "")),
         groups=groups,
-        members=tuple(_member(member, desired, observed, view) for member in observed.members),
+        members=members,
+        mode=desired.mode,
+        namespace=desired.namespace,
         generation=desired.generation,
     )
 
 
-def _group(group: Group, observed: Observed, view: View) -> GroupStatus:
-    mine = [m for m in observed.members if m.group == group.name and m.role is Role.WORKER]
-    serving = [m for m in mine if ready(m, observed, view) and m.id not in observed.notes.retiring]
-    return GroupStatus(group.name, group.replicas, len(serving))
+def _group(group: Group, serving: list[MemberStatus]) -> GroupStatus:
+    ready = sum(member.group == group.name and member.role == Role.WORKER for member in serving)
+    return GroupStatus(group.name, group.replicas, ready)
 
 
 def _phase(desired: Desired, observed: Observed, view: View, groups: tuple[GroupStatus, ...]) -> Phase:
     if not desired.running:
         return Phase.STOPPING if observed.members else Phase.STOPPED
     head = observed.member(HEAD)
-    failures = observed.notes.failures
-    if _crash_loops(observed.notes, HEAD) and not (head and ready(head, observed, view)):
+    is_up = head is not None and is_ready(head, observed, view)
+    if _is_crash_looping(observed.state, HEAD) and not is_up:
         return Phase.FAILED
-    if head is not None and ready(head, observed, view) and all(g.ready >= g.wanted for g in groups):
+    if is_up and all(group.ready >= group.wanted for group in groups):
         return Phase.READY
-    broken = [m for m in observed.members if m.id in failures and not ready(m, observed, view)]
-    if broken:
+    serving = [m for m in observed.members if m.role is not Role.DRIVER]
+    if any(m.id in observed.state.failures and not is_ready(m, observed, view) for m in serving):
         return Phase.DEGRADED
     return Phase.STARTING if observed.members else Phase.PENDING
 
 
-def _crash_loops(notes: LoopState, member: str) -> bool:
-    return any(m == member and failure.count >= CRASH_LOOP for m, failure in notes.failures.items())
+def _is_crash_looping(state: LoopState, member: MemberId) -> bool:
+    failure = state.failures.get(member)
+    return failure is not None and failure.count >= CRASH_LOOP
 
 
-def _member(member: Member, desired: Desired, observed: Observed, view: View) -> MemberStatus:
-    seen = view.members.get(member.id)
-    address = (seen.address if seen else "") or member.address
-    phase, reason = _member_phase(member, desired, observed, view)
-    return MemberStatus(member.id, member.role, member.group, phase, address, member.pid, reason)
+def member_statuses(
+    observed: Observed, view: View, groups: Sequence[Group] = (), *, running: bool = True
+) -> tuple[MemberStatus, ...]:
+    by_name = {group.name: group for group in groups}
+    found = []
+    for member in observed.members:
+        reported = view.members.get(member.id)
+        address = (reported.address if reported else "") or member.address
+        phase, reason = _member_phase(member, by_name.get(member.group), observed, view, running)
+        found.append(MemberStatus(member.id, member.role, member.group, phase, address, member.pid, reason))
+    return tuple(found)
 
 
-def _member_phase(member: Member, desired: Desired, observed: Observed, view: View) -> tuple[Phase, str]:
-    notes = observed.notes
-    failure = notes.failures.get(member.id)
-    past = f"restarted, the one before {failure.reason}" if failure and failure.reason else ""
-    if not desired.running:
+def _member_phase(
+    member: Member, group: Group | None, observed: Observed, view: View, running: bool
+) -> tuple[Phase, str]:
+    state = observed.state
+    failure = state.failures.get(member.id)
+    if not running:
         return Phase.STOPPING, ""
-    if member.id in notes.retiring:
-        return Phase.STOPPING, notes.retiring[member.id].waits_for
-    if ready(member, observed, view):
+    if member.id in state.retiring:
+        return Phase.STOPPING, state.retiring[member.id].waits_for
+    if group is not None and has_finished(member, group, state):
+        return (Phase.SUCCEEDED if member.exit_code == 0 else Phase.FAILED), member.reason
+    past = f"restarted, the one before {failure.reason}" if failure and failure.reason else ""
+    if is_ready(member, observed, view):
         return Phase.READY, past
-    if member.state is MemberState.EXITED:
-        return (Phase.FAILED if _crash_loops(notes, member.id) else Phase.DEGRADED), member.reason
+    if member.state is MemberState.EXITED or (failure and member.state is MemberState.WAITING and member.incarnation):
+        reason = member.reason or (failure.reason if failure else "")
+        return (Phase.FAILED if _is_crash_looping(state, member.id) else Phase.DEGRADED), reason
     return Phase.STARTING, past or member.reason

@@ -1,98 +1,88 @@
-"""why: from what is seen to a cause a person understands, and what to do about it. Pure."""
+"""why: from what is observed to causes that a person understands, with what to do about each. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
-from oars.model import HEAD, Cause, Desired, Failure, MemberId, MemberState, Observed, Retiring, Role, View
-from oars.plan.decide import CRASH_LOOP, ready
+from oars.model import HEAD, Cause, Desired, Failure, Member, MemberId, MemberState, Observed, Retiring, Role, View
+from oars.plan.decide import CRASH_LOOP, has_finished, is_ready
+from oars.plan.logs import explain_log
 
 LINES = 8  # of a log, in an explanation
 
-# What a line in a log means, and what to do; the first match wins.
-_SIGNS: tuple[tuple[re.Pattern[str], str, str], ...] = (
-    (re.compile(r"ModuleNotFoundError: No module named '?([\w.]+)"), "a Python module is missing: {0}",
-     "Add it with `packages` (or --set environment.packages=[…])."),
-    (re.compile(r"(?i)no space left on device"), "the disk is full", "Free some space and try again."),
-    (re.compile(r"(?i)address already in use"), "a port it needs is taken by another program",
-     "It is tried again; stop the other program if this goes on."),
-    (re.compile(r"(?i)\bMemoryError\b|cannot allocate memory|out of memory"), "it ran out of memory",
-     "Give it more with --memory, or use fewer workers."),
-    (re.compile(r"(?i)permission denied: '?([^'\s]+)?"), "it may not read or write {0}",
-     "Check the rights of that path."),
-    (re.compile(r"(?i)too many open files"), "it ran out of file handles", "Raise the limit with `ulimit -n`."),
-)  # fmt: skip
+_REASONS = {Role.HEAD: "HeadLost", Role.WORKER: "WorkerLost", Role.DRIVER: "DriverFailed"}
 
 
 def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ...]:
-    """All causes, the gravest first, and remarks last; empty when everything is as wanted."""
+    """All causes, the gravest first, and remarks last; empty when everything is ready."""
     if not desired.running:
-        return (Cause("Stopping", "It was asked to stop."),) if observed.members else ()
+        return (Cause("Stopping", "The cluster is being stopped."),) if observed.members else ()
     return (
         *observed.causes,
-        *(() if observed.heals else _deaths(observed, view)),  # the place has told of them, with more to go by
-        *draining(desired.name, observed.notes.retiring),
+        *_deaths(desired, observed, view),
+        *draining(desired.name, observed.state.retiring),
         *_starting(observed, view),
         *observed.remarks,
     )
 
 
-def _deaths(observed: Observed, view: View) -> Iterable[Cause]:
-    wanted = {m.id for m in observed.members} - set(observed.notes.retiring)
-    failures = [(m, f) for m, f in observed.notes.failures.items() if m in wanted]
-    failures.sort(key=lambda item: (item[0] != HEAD, -item[1].count, item[0]))
-    gone = [(m, f) for m, f in failures if not _serves(m, observed, view)]
-    back = [(m, f) for m, f in failures if _serves(m, observed, view)]
-    for member, failure in gone:
-        yield _death(member, failure)
-    for member, failure in back:
-        what = _sign(failure)
-        yield Cause(
-            "Replaced",
-            f"{member} {failure.reason}{_clause(what)} and was started again.",
-            what[1],
-            failure.tail[-LINES:],
-        )
+def _deaths(desired: Desired, observed: Observed, view: View) -> Iterable[Cause]:
+    """Those that the place has not explained already."""
+    explained = {member for cause in observed.causes for member in cause.members}
+    open_to_us = {m.id: m for m in observed.members if m.id not in observed.state.retiring and m.id not in explained}
+    failures = [(open_to_us[m], f) for m, f in observed.state.failures.items() if m in open_to_us]
+    failures.sort(key=lambda item: (item[0].id != HEAD, -item[1].count, item[0].id))
+    groups = {group.name: group for group in desired.groups}
+    recovered, finished = [], []
+    for member, failure in failures:
+        group = groups.get(member.group)
+        if is_ready(member, observed, view):
+            recovered.append((member, failure))
+        elif group is not None and has_finished(member, group, observed.state):
+            finished.append((member, failure))
+        else:
+            yield _death(desired, member, failure)
+    for member, failure in finished:
+        meaning, hint = _meaning(desired, failure)
+        hint = hint or f"Read its log: `oars logs {desired.name} {member.id}`."
+        message = f"{member.id} {failure.reason}{_clause(meaning)} and is not started again."
+        yield Cause(_REASONS[member.role], message, hint, failure.tail[-LINES:], (member.id,))
+    for member, failure in recovered:
+        meaning, hint = _meaning(desired, failure)
+        message = f"{member.id} {failure.reason}{_clause(meaning)} and was started again."
+        yield Cause("Replaced", message, hint, failure.tail[-LINES:], (member.id,))
 
 
-def _death(member: MemberId, failure: Failure) -> Cause:
-    what = _sign(failure)
+def _death(desired: Desired, member: Member, failure: Failure) -> Cause:
+    meaning, hint = _meaning(desired, failure)
+    name, lines = member.id, failure.tail[-LINES:]
     if failure.count >= CRASH_LOOP:
-        hint = what[1] or f"Read its log: `oars logs NAME {member}`."
-        message = f"{member} dies again and again ({failure.count} times; {failure.reason}){_clause(what)}."
-        return Cause("CrashLoop", message, hint, failure.tail[-LINES:])
-    reason = "HeadLost" if member == HEAD else "WorkerLost"
-    message = f"{member} {failure.reason}{_clause(what)}; it is being started again."
-    return Cause(reason, message, what[1], failure.tail[-LINES:])
+        message = f"{name} keeps dying ({failure.count} times; {failure.reason}){_clause(meaning)}."
+        return Cause("CrashLoop", message, hint or f"Read its log: `oars logs {desired.name} {name}`.", lines, (name,))
+    message = f"{name} {failure.reason}{_clause(meaning)}; it is being restarted."
+    return Cause(_REASONS[member.role], message, hint, lines, (name,))
 
 
-def _clause(sign: tuple[str, str]) -> str:
-    return f": {sign[0]}" if sign[0] else ""
+def _clause(meaning: str) -> str:
+    return f": {meaning}" if meaning else ""
 
 
-def _sign(failure: Failure) -> tuple[str, str]:
-    for line in reversed(failure.tail):
-        for pattern, meaning, hint in _SIGNS:
-            match = pattern.search(line)
-            if match:
-                return meaning.format(*(group or "a path" for group in match.groups())), hint
-    return "", ""
-
-
-def _serves(member: MemberId, observed: Observed, view: View) -> bool:
-    found = observed.member(member)
-    return found is not None and ready(found, observed, view)
+def _meaning(desired: Desired, failure: Failure) -> tuple[str, str]:
+    """What its last log lines mean, and what to do."""
+    found = explain_log(failure.tail, desired.shape.log_patterns)
+    return (found.meaning, found.hint) if found else ("", "")
 
 
 def draining(cluster: str, retiring: Mapping[MemberId, Retiring]) -> Iterable[Cause]:
-    """What workers on their way out wait for."""
+    """What retiring workers wait for."""
     for member, state in sorted(retiring.items()):
         if state.waits_for:
-            hint = f"It goes when that is done; `oars scale {cluster} … --force` removes it and loses what it holds."
-            yield Cause("Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", hint)
+            hint = f"It is removed when that is done. `oars scale {cluster} N --force` removes it now, with its data."
+            yield Cause(
+                "Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", hint, (), (member,)
+            )
         else:
-            yield Cause("Draining", f"{member} hands over what it holds before it goes.")
+            yield Cause("Draining", f"{member} hands over its data before it is removed.", members=(member,))
 
 
 def _starting(observed: Observed, view: View) -> Iterable[Cause]:
@@ -101,15 +91,19 @@ def _starting(observed: Observed, view: View) -> Iterable[Cause]:
         yield Cause("Loading", f"Starting {_listed([m.id for m in loading])}: {loading[0].reason}.")
     head = observed.member(HEAD)
     if head is not None and head.state is MemberState.RUNNING and not view.up:
-        yield Cause("HeadStarting", "The head runs but does not answer yet.", "", tuple(filter(None, [view.message])))
+        lines = (view.message,) if view.message else ()
+        yield Cause("HeadStarting", "The head is running but does not answer yet.", "", lines)
         return
     waiting = [
-        m for m in observed.members
-        if m.role is Role.WORKER and m.state is MemberState.RUNNING and not ready(m, observed, view)
-        and m.id not in observed.notes.retiring
-    ]  # fmt: skip
+        m.id
+        for m in observed.members
+        if m.role is Role.WORKER
+        and m.state is MemberState.RUNNING
+        and m.id not in observed.state.retiring
+        and not is_ready(m, observed, view)
+    ]
     if waiting:
-        yield Cause("WorkersStarting", f"Waiting for {_listed([m.id for m in waiting])} to join the head.")
+        yield Cause("WorkersStarting", f"Waiting for {_listed(waiting)} to join the head.")
 
 
 def _listed(members: list[MemberId]) -> str:

@@ -1,1 +1,1 @@
-"""Secrets of a cluster: certificates and tokens, made here and kept in files only their owner can read."""
+"""Creates the secrets of a cluster: certificates and tokens."""

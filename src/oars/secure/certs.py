@@ -1,6 +1,6 @@
-"""Certificates: one authority per cluster, whose key is thrown away once it has signed the only pair it ever will.
+"""Certificates: one authority (CA) per cluster. Its key signs the cluster's only certificate and is then discarded.
 
-Whoever holds the pair is a member or a client of this cluster; nobody else can ever be made one.
+All members and clients of the cluster share that certificate; nobody can create another one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder, ExtensionType, Name
 
 VALID = timedelta(days=365)
-BACKDATED = timedelta(hours=1)  # clocks of machines differ
+BACKDATED = timedelta(hours=1)  # tolerates clock skew between machines
 
 
 def cluster_certificates(name: str) -> dict[str, bytes]:
-    """ca.pem, cert.pem and key.pem for a cluster: for servers and clients alike, on any member."""
+    """ca.pem, cert.pem and key.pem of a cluster, valid for servers and clients."""
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 

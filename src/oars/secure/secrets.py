@@ -1,4 +1,4 @@
-"""What a new cluster is given to keep to itself."""
+"""Secrets of a new cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from oars.secure.tokens import new_token
 
 
 def cluster_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
-    """Fresh files of the kinds that its engine uses, by name."""
-    made: dict[str, bytes] = {}
+    """New secret files by name, of the kinds that the engine needs."""
+    files: dict[str, bytes] = {}
     if "tls" in kinds:
-        made |= cluster_certificates(name)
+        files |= cluster_certificates(name)
     if "token" in kinds:
-        made["token"] = new_token().encode()
-    return made
+        files["token"] = new_token().encode()
+    return files

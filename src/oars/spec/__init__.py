@@ -1,1 +1,1 @@
-"""What a user writes and reads: the cluster's description and its status. Knows no engine and no place."""
+"""What users write and read: the cluster spec and its status. Knows no engine and no place."""

@@ -1,11 +1,20 @@
-"""ClusterSpec: the one description of a cluster, whatever the engine and the place."""
+"""ClusterSpec: the desired state of a cluster, for all engines and places."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from oars.spec import resources
@@ -22,25 +31,29 @@ Duration = Annotated[float, BeforeValidator(resources.duration)]
 
 
 def check_name(value: str, what: str = "name") -> str:
-    """A name must serve as part of DNS names, file names and labels everywhere."""
+    """Names become parts of DNS names, file names and labels."""
     if not _DNS_LABEL.fullmatch(value):
         raise ValueError(
-            f"{value!r} is no valid {what}; use at most 53 lower-case letters, digits and '-', starting with a letter"
+            f"{value!r} is not a valid {what}; use at most 53 lowercase letters, digits and '-', starting with a letter"
         )
     return value
 
 
 def check_namespace(value: str) -> str:
-    """Whatever Kubernetes takes: the namespace may be somebody else's."""
+    """The rules of Kubernetes: Oars may not have created the namespace."""
     if not _NAMESPACE.fullmatch(value):
         raise ValueError(
-            f"{value!r} is no valid namespace; use at most 63 lower-case letters, digits and '-', no '-' at the ends"
+            f"{value!r} is not a valid namespace; use at most 63 lowercase letters, digits and '-', no '-' at the ends"
         )
     return value
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_WORKERS
+
+
 class Part(BaseModel):
-    """Base of all: unknown fields are errors, names are camelCase in files and snake_case in Python."""
+    """Base class: unknown fields are errors; names are camelCase in files and snake_case in Python."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
@@ -48,16 +61,16 @@ class Part(BaseModel):
 
 
 class Environment(Part):
-    """What the engine's Python holds besides the engine. Local and hosts: a cached environment, built once."""
+    """Packages to install besides the engine, in a cached environment."""
 
-    packages: tuple[str, ...] = Field(default=(), description="Requirements as pip writes them.")
+    packages: tuple[str, ...] = Field(default=(), description="Requirements, as for pip.")
 
     @field_validator("packages")
     @classmethod
     def _no_options(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for package in value:
             if not package.strip() or package.lstrip().startswith("-"):
-                raise ValueError(f"{package!r} is not a package requirement; write it like pandas or numpy>=2")
+                raise ValueError(f"{package!r} is not a package requirement, such as pandas or numpy>=2")
         return value
 
 
@@ -67,35 +80,39 @@ class Head(Part):
     cpu: Cpu = Field(default=1.0, description="Processors of the head.")
     memory: Memory | None = Field(default=None, description="Memory of the head.")
     burst: bool = Field(
-        default=False, description="Kubernetes: cpu is promised but no limit; idle processors of the node are used too."
+        default=False, description="Kubernetes: request cpu without a limit, so that idle processors are used too."
     )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the head.")
-    pod: dict[str, Any] = Field(default_factory=dict, description="Kubernetes: a PodTemplateSpec, merged over ours.")
+    pod: dict[str, Any] = Field(
+        default_factory=dict, description="Kubernetes: a PodTemplateSpec that is merged over the generated one."
+    )
 
 
 class WorkerGroup(Part):
-    """Workers that are alike."""
+    """A group of equal workers."""
 
     name: str = Field(default="default", description="Name of the group, unique in the cluster.")
-    replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, strict=True, description="How many workers.")
+    replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, strict=True, description="Number of workers.")
     cpu: Cpu = Field(default=1.0, description="Processors of each worker.")
     memory: Memory | None = Field(default=None, description="Memory of each worker.")
     burst: bool = Field(
-        default=False, description="Kubernetes: cpu is promised but no limit; idle processors of the node are used too."
+        default=False, description="Kubernetes: request cpu without a limit, so that idle processors are used too."
     )
-    gpu: int = Field(default=0, ge=0, le=1024, description="Graphics processors of each worker.")
+    gpu: int = Field(default=0, ge=0, le=1024, description="GPUs of each worker.")
     resources: dict[str, float] = Field(
-        default_factory=dict, description="Names and amounts the engine can schedule on (Dask and Ray resources)."
+        default_factory=dict, description="Resources for the engine's scheduler (Dask and Ray)."
     )
-    labels: dict[str, str] = Field(default_factory=dict, description="Labels the engine can schedule on (Ray).")
+    labels: dict[str, str] = Field(default_factory=dict, description="Labels for the engine's scheduler (Ray).")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of each worker.")
-    pod: dict[str, Any] = Field(default_factory=dict, description="Kubernetes: a PodTemplateSpec, merged over ours.")
+    pod: dict[str, Any] = Field(
+        default_factory=dict, description="Kubernetes: a PodTemplateSpec that is merged over the generated one."
+    )
 
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
         if value == "head":
-            raise ValueError("'head' is the head's own name; call the group something else")
+            raise ValueError("'head' is reserved for the head; rename the group")
         return check_name(value, "group name")
 
     @field_validator("resources")
@@ -103,23 +120,25 @@ class WorkerGroup(Part):
     def _amounts(cls, value: dict[str, float]) -> dict[str, float]:
         for name, amount in value.items():
             if not re.fullmatch(r"[A-Za-z_][\w.-]*", name) or amount < 0:
-                raise ValueError(f"resource {name!r}: {amount} is not a name with an amount of 0 or more")
+                raise ValueError(f"resource {name!r}: {amount} must be a name with a number of at least 0")
         return value
 
 
 class DrainPolicy(Part):
     """Scale-down."""
 
-    timeout: Duration = Field(default=60.0, description="How long a worker may take to hand over what it holds.")
+    timeout: Duration = Field(default=60.0, description="How long a worker may take to hand over its data.")
 
 
 class NamespaceBlock(Part):
-    """Kubernetes: which namespace the cluster lives in."""
+    """Kubernetes: the namespace of the cluster."""
 
     name: str | None = Field(
-        default=None, description="Default: --namespace or that of the context; with create, the cluster's own name."
+        default=None, description="Default: --namespace, or that of the context; with create, the name of the cluster."
     )
-    create: bool = Field(default=False, description="Make a namespace for this cluster and delete it with the cluster.")
+    create: bool = Field(
+        default=False, description="Create a namespace for this cluster, and delete it with the cluster."
+    )
 
     @field_validator("name")
     @classmethod
@@ -128,54 +147,32 @@ class NamespaceBlock(Part):
 
 
 class Expose(Part):
-    """Kubernetes: how the head is reached from outside."""
+    """Kubernetes: access to the head from outside."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the head's Service."
     )
-    host: str | None = Field(default=None, description="Makes an Ingress with this host name for the dashboard.")
+    host: str | None = Field(default=None, description="Host name of an Ingress for the dashboard.")
     ingress_class: str | None = Field(default=None, description="Class of the Ingress.")
-    tls_secret: str | None = Field(default=None, description="Secret with the certificate for the Ingress.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="For the Service and the Ingress.")
+    tls_secret: str | None = Field(default=None, description="Secret with the certificate of the Ingress.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of the Service and the Ingress.")
 
 
 class Lifetime(Part):
-    """When it ends by itself."""
+    """When the cluster deletes itself."""
 
     orphaned: Duration = Field(
         default=120.0,
-        description="Kubernetes without the operator: how long it stays after the program that made it has gone; at "
-        "least 10 s, and 0 for ever.",
+        description="Kubernetes without the operator: how long the cluster outlives the program that created it. At "
+        "least 10 s; 0: until it is deleted.",
     )
 
 
-class DaskBlock(Part):
-    """What only Dask has."""
-
-    protocol: Literal["tls", "tcp"] = Field(default="tls", description="tls: encrypted, certificate per cluster.")
-    config: dict[str, Any] = Field(default_factory=dict, description="Dask configuration, as in dask.yaml.")
-
-
-class RayBlock(Part):
-    """What only Ray has."""
-
-    auth: Literal["token", "none"] = Field(default="token", description="token: a secret per cluster.")
-    object_store_memory: Memory | None = Field(default=None, description="Of each raylet's memory; default 30 %.")
-    dashboard: bool = Field(default=True, description="Run Ray's dashboard.")
-
-
-class MarsBlock(Part):
-    """What only Mars has."""
-
-    distribution: Literal["xorbits", "pymars"] = Field(default="xorbits", description="Which Mars: xorbits or pymars.")
-    config: dict[str, Any] = Field(default_factory=dict, description="Mars configuration, merged over the default.")
-
-
 class ClusterSpec(Part):
-    """A cluster, on any place."""
+    """The desired state of a cluster."""
 
-    engine: str = Field(description="dask, ray, mars, or the name of an installed plug-in.")
-    place: str = Field(default="local", description="Where it runs.")
+    engine: str = Field(description="dask, ray, mars, or an installed plug-in.")
+    place: str = Field(default="local", description="Where the cluster runs.")
     image: str | None = Field(default=None, description="Kubernetes: the image of all pods.")
     environment: Environment = Field(default_factory=Environment)
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every member.")
@@ -183,61 +180,94 @@ class ClusterSpec(Part):
     workers: tuple[WorkerGroup, ...] = Field(default=(WorkerGroup(),), description="Worker groups, or a number.")
     replicas: int | None = Field(
         default=None, ge=0, le=MAX_WORKERS, strict=True,
-        description="Workers of the first group, instead of its own number; what `kubectl scale` and autoscalers set.",
+        description="Number of workers of the first group. Files for kubectl set it here, not in the group: "
+        "`kubectl scale` and autoscalers use it. Default: replicas of the group.",
     )  # fmt: skip
     min_ready: int | None = Field(
         default=None, ge=0, le=MAX_WORKERS, strict=True,
-        description="Whoever starts the cluster goes on when the head and that many workers are ready. Default: all.",
+        description="Starting the cluster returns when the head and this many workers are ready. Default: all.",
     )  # fmt: skip
     drain: DrainPolicy = Field(default_factory=DrainPolicy)
     namespace: NamespaceBlock = Field(default_factory=NamespaceBlock)
     expose: Expose = Field(default_factory=Expose)
     lifetime: Lifetime = Field(default_factory=Lifetime)
-    dask: DaskBlock = Field(default_factory=DaskBlock)
-    ray: RayBlock = Field(default_factory=RayBlock)
-    mars: MarsBlock = Field(default_factory=MarsBlock)
-    options: dict[str, Any] = Field(default_factory=dict, description="For engines that are plug-ins.")
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict, description="The engine's own options. Files write them under the engine's name."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of a plug-in engine that has no block of its own."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_engine_block(cls, data: object) -> object:
+        """Store the block with the engine's name, such as `dask: {…}`, as engine_options."""
+        engine = data.get("engine") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(engine, str) or engine in cls.model_fields:
+            return data
+        rest = {key: value for key, value in data.items() if key != engine}
+        return {**rest, "engine_options": data[engine]} if engine in data else data
+
+    @model_serializer(mode="wrap")
+    def _write_engine_block(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
+        if self.engine in type(self).model_fields:
+            return data
+        options = data.pop("engineOptions", None) or data.pop("engine_options", None)
+        return {**data, self.engine: options} if options else data
 
     @field_validator("workers", mode="before")
     @classmethod
     def _short_form(cls, value: object) -> object:
-        """`workers: 3` is short for one group of three."""
+        """Convert `workers: 3` to one group of three."""
         return ({"replicas": value},) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @model_validator(mode="before")
     @classmethod
     def _first_group(cls, data: object) -> object:
-        """`replicas` is a number of the first group: written there, it is the same for everyone who reads the spec."""
-        if not isinstance(data, dict) or not isinstance(data.get("replicas"), int):
+        """Move `replicas` into the first group, so that a validated spec has the number in one place."""
+        if not isinstance(data, dict) or not _is_count(data.get("replicas")):
             return data
-        groups = data.get("workers", ({},))
-        if not isinstance(groups, list | tuple) or not groups or not isinstance(groups[0], dict):
+        number, groups = data["replicas"], cls._short_form(data.get("workers", ({},)))
+        if not isinstance(groups, list | tuple):
             return data
-        return {**data, "workers": [{**groups[0], "replicas": data["replicas"]}, *groups[1:]]}
+        rest = {key: value for key, value in data.items() if key != "replicas"}
+        if not groups:  # nothing to scale
+            return rest
+        first = groups[0].model_dump(exclude_unset=True) if isinstance(groups[0], WorkerGroup) else groups[0]
+        if not isinstance(first, dict):
+            return data
+        if first.get("replicas", number) != number:
+            field = "workers" if isinstance(data["workers"], int) else "workers[0].replicas"
+            raise ValueError(
+                f"replicas is {number}, but {field} is {first['replicas']!r}; both set the number of workers of "
+                "the first group: remove one"
+            )
+        return {**rest, "workers": [{**first, "replicas": number}, *groups[1:]]}
 
     @model_validator(mode="after")
     def _groups_differ(self) -> ClusterSpec:
         names = [group.name for group in self.workers]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"two worker groups are called {name!r}; give each its own name")
+                raise ValueError(f"two worker groups have the name {name!r}; rename one")
         if {"default", "worker"} <= set(names):
-            raise ValueError("groups 'default' and 'worker' would both have members called worker-0; rename one")
+            raise ValueError("the members of groups 'default' and 'worker' would have the same names; rename one group")
         return self
 
     def namespace_for(self, name: str, given: str | None) -> str | None:
-        """Kubernetes: where a cluster of that name lives: as described, else as given beside it, else, if it has one of
-        its own, called like it. None: nobody said."""
+        """Kubernetes: the namespace of a cluster of that name: from the spec, else `given`, else the cluster's name if
+        the namespace is to be created, else None."""
         return self.namespace.name or given or (name if self.namespace.create else None)
 
     def group(self, name: str | None) -> WorkerGroup | None:
-        """The group of that name; None means the first."""
+        """The group of that name, or the first one for None."""
         groups = {group.name: group for group in self.workers}
         return self.workers[0] if name is None and self.workers else groups.get(name or "")
 
     def with_replicas(self, group: str, replicas: int) -> ClusterSpec:
-        """The same cluster with another number of workers in one group."""
-        data = self.model_dump() | {"replicas": None}
+        """A copy with another number of workers in one group."""
+        data = self.model_dump()
         for entry in data["workers"]:
             if entry["name"] == group:
                 entry["replicas"] = replicas

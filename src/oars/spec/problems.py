@@ -1,4 +1,4 @@
-"""What is wrong with a description, as one plain sentence each: the place, the path, the nearest right name."""
+"""Problems of a spec as one sentence each: position in the file, path, and the closest valid name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from oars.spec.text import MAX_DEPTH, MAX_VALUES, Loc
 
 _MAX_INTEGER = 2**63
 _MAX_SENTENCE = 300
+_ENGINE_OPTIONS = ("engineOptions", "engine_options")
 
 _SENTENCES = {
     "string_type": "must be text, not {value}{quote}",
-    "string_unicode": "holds characters that are not valid text",
+    "string_unicode": "contains invalid characters",
     "int_type": "must be a whole number, not {value}",
     "int_parsing": "must be a whole number, not {value}",
     "int_parsing_size": "must be a smaller number",
@@ -42,7 +43,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, at a path."""
+    """An error at a path."""
 
     loc: Loc
     sentence: str  # follows the path, without a full stop
@@ -50,10 +51,10 @@ class Problem:
 
 
 def raise_for(problems: Sequence[Problem], places: Mapping[Loc, str]) -> None:
-    """SpecError with the first problem as message and, if there are several, all of them as details."""
+    """Raise SpecError with the first problem as message and, if there are several, all as details."""
     if not problems:
         return
-    sentences = [_full(problem, places) for problem in problems]
+    sentences = [_sentence(problem, places) for problem in problems]
     hint = problems[0].hint or "Correct it and try again."
     raise SpecError(sentences[0], hint, tuple(sentences) if len(sentences) > 1 else ())
 
@@ -72,7 +73,7 @@ def path(loc: Loc) -> str:
 
 
 def unknown(loc: Loc, choices: Iterable[str]) -> Problem:
-    """A field that does not exist."""
+    """The problem of an unknown field."""
     names = sorted(choices)
     where = f"of {path(loc[:-1])}" if len(loc) > 1 else "at the top of a file"
     sentence = f"is not a known field{_nearest(str(loc[-1]), names)}"
@@ -80,35 +81,43 @@ def unknown(loc: Loc, choices: Iterable[str]) -> Problem:
 
 
 def in_plain(value: object, loc: Loc) -> list[Problem]:
-    """What no file of ours can hold: at most one problem, since one such value tends to bring thousands."""
+    """The first value that YAML cannot represent, as a list of at most one problem."""
     pending: list[tuple[object, Loc]] = [(value, loc)]
     for _ in range(MAX_VALUES):
         if not pending:
             return []
         value, loc = pending.pop()
-        sentence = _not_plain(value)
+        sentence = _plain_problem(value)
         if sentence or len(loc) > MAX_DEPTH:
             return [Problem(loc, sentence or f"is nested more than {MAX_DEPTH} levels deep")]
         for key, child in _children(value):
             if not isinstance(key, str | int) or (isinstance(value, Mapping) and not isinstance(key, str)):
-                return [Problem(loc, f"has the name {_show(key)}, which is not text; put it in quotes")]
+                return [Problem(loc, f"has the key {_show(key)}, which is not text; put it in quotes")]
             pending.append((child, (*loc, key)))
-    return [Problem((), f"the description has more than {MAX_VALUES} values")]
+    return [Problem((), f"the spec has more than {MAX_VALUES} values")]
 
 
 def in_spec(error: ValidationError, spec: Mapping[str, Any]) -> list[Problem]:
-    """pydantic's findings in our words; paths as the user wrote them."""
-    return [_translated(dict(found), spec) for found in error.errors(include_url=False)]
+    """pydantic's errors as problems; paths as the user wrote them."""
+    return in_block(error, spec, ClusterSpec, ("spec",))
+
+
+def in_block(error: ValidationError, block: Any, model: type[BaseModel], loc: Loc) -> list[Problem]:
+    """The same for the block at `loc`, which has its own model."""
+    return [_translated(dict(found), block, model, loc) for found in error.errors(include_url=False)]
 
 
 def fields(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
-    """Names of a model's fields as files have them → the model inside, if there is one."""
-    return {info.alias or name: _model_in(info.annotation) for name, info in model.model_fields.items()}
+    """Field names of a model, as in files, with the model of each block or None."""
+    names = {info.alias or name: _model_in(info.annotation) for name, info in model.model_fields.items()}
+    names.pop(_ENGINE_OPTIONS[0], None)  # files write them under the engine's name
+    return names
 
 
-def _full(problem: Problem, places: Mapping[Loc, str]) -> str:
-    where = _nearest_place(problem.loc, places)
-    separator = "" if not problem.loc or re.match(r"(is|has|must|holds)\b", problem.sentence) else ":"
+def _sentence(problem: Problem, places: Mapping[Loc, str]) -> str:
+    parents = (problem.loc[:length] for length in range(len(problem.loc), -1, -1))
+    where = next((places[parent] for parent in parents if parent in places), "")
+    separator = "" if not problem.loc or re.match(r"(is|has|must|contains)\b", problem.sentence) else ":"
     text = f"{path(problem.loc)}{separator} {problem.sentence}".strip()
     text = _short((f"{where}: " if where else "") + text.rstrip("."), _MAX_SENTENCE)
     return text if text.endswith("?") else f"{text}."
@@ -118,18 +127,13 @@ def _nearest(word: str, choices: Iterable[str]) -> str:
     return suggest(word, choices).replace(" Did you", "; did you")
 
 
-def _nearest_place(loc: Loc, places: Mapping[Loc, str]) -> str:
-    candidates = (loc[:length] for length in range(len(loc), -1, -1))
-    return next((places[candidate] for candidate in candidates if candidate in places), "")
-
-
-def _not_plain(value: object) -> str:
+def _plain_problem(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"must be a finite number, not {value}"
     if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        return "is a number far too large"
+        return "is too large a number"
     if isinstance(value, str) and (re.search("[\x00\ud800-\udfff]", value)):
-        return "holds a character that no text can have (a NUL or half a surrogate pair)"
+        return "contains a NUL or half a surrogate pair"
     if value is None or isinstance(value, bool | int | float | str | Mapping | list | tuple):
         return ""
     return f"must be text, a number, true, false, a list or a mapping, not {type(value).__name__}"
@@ -141,29 +145,35 @@ def _children(value: object) -> Iterable[tuple[object, object]]:
     return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
-def _translated(found: dict[str, Any], spec: Mapping[str, Any]) -> Problem:
+def _translated(found: dict[str, Any], block: Any, model: type[BaseModel], at: Loc) -> Problem:
     kind, value = found["type"], found["input"]
-    loc: Loc = ("spec", *_as_written(found["loc"], spec))
+    inner = _as_written(found["loc"], block)
+    if model is ClusterSpec and inner and inner[0] in _ENGINE_OPTIONS:
+        inner = (block["engine"], *inner[1:])
+    loc: Loc = (*at, *inner)
     if kind == "extra_forbidden":
-        return unknown(loc, fields(_model_at(loc[1:-1])))
+        is_top = model is ClusterSpec and len(inner) == 1
+        own = {str(block["engine"])} if is_top and "engine" in block else set()
+        return unknown(loc, {*fields(_model_at(model, inner[:-1])), *own})
     if kind == "missing":
-        return Problem(loc, "is missing", f"Add it: {_description(loc[1:])}")
+        return Problem(loc, "is missing", f"Add it: {_description(model, inner)}")
     context: dict[str, Any] = found.get("ctx", {})
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         nearest = _nearest(str(value), choices)
         return Problem(loc, f"is {_show(value)}, which is not one of {', '.join(choices)}{nearest}")
     if value is None:
-        return Problem(loc, "is empty; fill it in or take it out")
+        return Problem(loc, "is empty; set it or remove it")
     if kind == "value_error":
         return Problem(loc, str(context["error"]))
     quote = "; put it in quotes" if isinstance(value, bool | int | float) else ""
-    sentence = _SENTENCES.get(kind, "does not take the value {value}")
+    sentence = _SENTENCES.get(kind, "must not be {value}")
     return Problem(loc, sentence.format(**{**context, "value": _show(value), "quote": quote}))
 
 
 def _as_written(loc: Loc, spec: Any) -> Loc:
-    """As far as the user's own data goes: `workers: -1` has no replicas that could be named. The last part may lack."""
+    """The part of the path that exists in the user's data: `workers: -1` has no `replicas`. Its last part may be
+    missing."""
     for index, part in enumerate(loc):
         try:
             spec = spec[part]
@@ -172,8 +182,7 @@ def _as_written(loc: Loc, spec: Any) -> Loc:
     return loc
 
 
-def _model_at(loc: Loc) -> type[BaseModel]:
-    model: type[BaseModel] = ClusterSpec
+def _model_at(model: type[BaseModel], loc: Loc) -> type[BaseModel]:
     for part in loc:
         model = (fields(model).get(part) or model) if isinstance(part, str) else model
     return model
@@ -185,8 +194,8 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((model for model in map(_model_in, get_args(annotation)) if model), None)
 
 
-def _description(loc: Loc) -> str:
-    infos = _model_at(loc[:-1]).model_fields.values()
+def _description(model: type[BaseModel], loc: Loc) -> str:
+    infos = _model_at(model, loc[:-1]).model_fields.values()
     return next((info.description or "" for info in infos if info.alias == loc[-1]), "a value is needed there.")
 
 

@@ -1,4 +1,4 @@
-"""Quantities as people write them: memory, processors, durations."""
+"""Parse quantities: memory, processors, durations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
-MAX_MEMORY = 2**50  # a petabyte: beyond it a unit was forgotten or mistyped
+MAX_MEMORY = 2**50  # a larger value has a wrong unit
 MAX_CPU = 4096
 MAX_SECONDS = 365 * 86400.0
 
@@ -28,7 +28,7 @@ def memory(value: object) -> int:
         raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")
     amount = float(match[1]) * unit
     if not 2**20 <= amount <= MAX_MEMORY:
-        raise ValueError(f"{value!r} is not between 1Mi and 1024Ti of memory (was the unit forgotten?)")
+        raise ValueError(f"{value!r} is not between 1Mi and 1024Ti of memory (is the unit missing?)")
     return int(amount)
 
 
@@ -60,8 +60,14 @@ def duration(value: object) -> float:
     return seconds
 
 
+def exact_memory(amount: int) -> int | str:
+    """Bytes → the largest unit that is exact: 209715200 → '200Mi'; else the bytes."""
+    sizes = ((2**40, "Ti"), (2**30, "Gi"), (2**20, "Mi"))
+    return next((f"{amount // size}{unit}" for size, unit in sizes if amount % size == 0), amount)
+
+
 def show_memory(amount: int) -> str:
-    """Bytes → the shortest exact-enough form: 1610612736 → '1.5Gi'."""
+    """Bytes → a short, rounded form: 1610612736 → '1.5Gi'."""
     for unit, size in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
         if amount >= size:
             return f"{amount / size:.1f}".removesuffix(".0") + unit

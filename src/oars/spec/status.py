@@ -1,4 +1,4 @@
-"""Status: what every front door shows. The JSON form is a contract with users' scripts."""
+"""Status of a cluster. Its JSON form is a stable interface for users' scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Phase(StrEnum):
-    """Of a cluster and, as far as they fit, of its members."""
+    """Phase of a cluster or of a member."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -16,6 +16,7 @@ class Phase(StrEnum):
     DEGRADED = "Degraded"
     STOPPING = "Stopping"
     STOPPED = "Stopped"
+    SUCCEEDED = "Succeeded"  # of a member that exits by design
     FAILED = "Failed"
 
 
@@ -45,7 +46,7 @@ class MemberStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The contract of `oars status -o json`."""
+    """The output of `oars status -o json`."""
 
     name: str
     engine: str
@@ -56,13 +57,13 @@ class Status:
     endpoints: Endpoints = Endpoints()
     groups: tuple[GroupStatus, ...] = ()
     members: tuple[MemberStatus, ...] = ()
-    mode: str = ""  # Kubernetes: who looks after it, "operator" or "direct"
+    mode: str = ""  # Kubernetes: "operator" or "direct"
     namespace: str = ""
-    generation: int = 0  # of the description it speaks of; not part of the contract
+    generation: int = 0  # of the spec that was observed; not in the JSON form
 
     @property
     def ready(self) -> int:
-        """Workers ready, over all groups."""
+        """Ready workers of all groups."""
         return sum(group.ready for group in self.groups)
 
     @property
@@ -76,22 +77,3 @@ class Status:
         if not members:
             del data["members"]
         return data
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Status:
-        return cls(
-            name=data["name"],
-            engine=data["engine"],
-            place=data["place"],
-            phase=Phase(data["phase"]),
-            reason=data["reason"],
-            message=data["message"],
-            endpoints=Endpoints(**data["endpoints"]),
-            groups=tuple(GroupStatus(**group) for group in data["groups"]),
-            members=tuple(
-                MemberStatus(**{**member, "phase": Phase(member["phase"])}) for member in data.get("members", ())
-            ),
-            mode=data.get("mode", ""),
-            namespace=data.get("namespace", ""),
-            generation=data.get("generation", 0),
-        )

@@ -1,4 +1,4 @@
-"""What any engine must do on a real place. Subclass it; the cluster is started once for the class."""
+"""The contract of engines on a real place. Subclass it; the cluster is started once per class."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOPBACK = re.compile(r"0100007F:.*|0{24}01000000:.*|0{16}FFFF00000100007F:.*")
 EXECUTOR = """
 import concurrent.futures as cf, time, traceback
 import oars
-def boom(): raise ValueError("told you")
+def boom(): raise ValueError("as expected")
 if __name__ == "__main__":
     ex = oars.executor()
     assert ex.submit(pow, 2, 10).result(60) == 1024
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     assert len(done) == 3 and not pending
     error = ex.submit(boom).exception(60)
     text = "".join(traceback.format_exception(error))
-    assert isinstance(error, ValueError) and "told you" in text and "boom" in text, text
+    assert isinstance(error, ValueError) and "as expected" in text and "boom" in text, text
     waiting = [ex.submit(time.sleep, 1) for _ in range(12)]
     assert waiting[-1].cancel() and waiting[-1].cancelled()
     ex.shutdown(wait=True, cancel_futures=True)
@@ -54,19 +54,21 @@ if __name__ == "__main__":
 
 
 class EngineContract:
-    """Fill in `spec` and the three programs; they run as drivers, with the engine's own words."""
+    """Set `spec` and the three programs; they run as drivers and use the engine's own API."""
 
     spec: ClassVar[Mapping[str, Any]]
     work: ClassVar[str]  # prints "result …"
-    hold: ClassVar[str]  # makes results on every worker: "held"; then after each line on stdin: checks them, "intact"
-    hang: ClassVar[str]  # a call that takes minutes: "started"; when it fails it prints `lost`, or the program ends so
+    hold: ClassVar[
+        str
+    ]  # makes results on every worker, prints "held"; after a line on stdin checks them, prints "intact"
+    hang: ClassVar[str]  # starts a call that takes minutes, prints "started"; prints `lost` when the call fails
     lost: ClassVar[str] = "failed:"
     timeout: ClassVar[str] = "120s"
 
     @pytest.fixture(scope="class")
     @classmethod
     def state(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        """A state directory for the class, and afterwards nothing left of what ran in it."""
+        """A state directory for the class; checks afterwards that nothing is left behind."""
         state, before = tmp_path_factory.mktemp("contract") / "state", files()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OARS_STATE_DIR", str(state))
@@ -81,26 +83,26 @@ class EngineContract:
             yield cluster
 
     def test_every_template_can_be_filled(self) -> None:
-        """A place leaves what it does not know as it is, so nothing else would tell of a mistyped name."""
+        """A place does not change unknown names, so nothing else would detect a misspelt one."""
         shape = engines.get(self.spec["engine"]).shape(build(dict(self.spec)).spec)
         assert set(shape.endpoints) >= {"client"}
         assert unfilled_names(shape) == set()
 
-    def test_shape_is_a_function_of_the_spec_alone(self) -> None:
+    def test_shape_depends_on_the_spec_only(self) -> None:
         engine, spec = engines.get(self.spec["engine"]), build(dict(self.spec)).spec
         assert engine.shape(spec) == engine.shape(spec)
 
-    def test_every_worker_is_a_process_of_its_own(self, cluster: Cluster) -> None:
+    def test_every_worker_is_a_separate_process(self, cluster: Cluster) -> None:
         status = cluster.status()
         assert status.phase is Phase.READY and status.ready == 2
         pids = [member.pid for member in status.members]
         assert len(set(pids)) == 3 and None not in pids
 
-    def test_the_engine_s_own_words_find_it(self, cluster: Cluster) -> None:
+    def test_engine_s_own_api_finds_the_cluster(self, cluster: Cluster) -> None:
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 
-    def test_loopback_only(self, cluster: Cluster, state: Path) -> None:
-        mark = ClusterDir(state / "clusters/contract").read_intent().mark
+    def test_members_listen_on_loopback_only(self, cluster: Cluster, state: Path) -> None:
+        mark = ClusterDir(state / "clusters/contract").read().mark
         addresses = listeners({found.identity.pid for found in process.marked(mark)})
         assert addresses and all(LOOPBACK.fullmatch(address) for address in addresses), addresses
 
@@ -109,7 +111,7 @@ class EngineContract:
         secrets = [
             path.read_bytes().strip() for path in directory.secrets.iterdir() if path.name in ("token", "key.pem")
         ]
-        for found in process.marked(directory.read_intent().mark):
+        for found in process.marked(directory.read().mark):
             for name in ("cmdline", "environ"):
                 data = _read(process.PROC / str(found.identity.pid) / name)
                 assert not any(secret in data for secret in secrets)
@@ -119,11 +121,11 @@ class EngineContract:
                 data = _read(path)
                 assert not any(secret in data for secret in secrets), path
 
-    def test_executor(self, cluster: Cluster) -> None:
+    def test_executor_implements_concurrent_futures(self, cluster: Cluster) -> None:
         assert "executor ok" in run_driver(cluster, EXECUTOR)
 
-    def test_results_survive_scaling_down(self, cluster: Cluster) -> None:
-        """Either they are moved, or the worker is kept, and said so, until it is safe to remove."""
+    def test_results_survive_scale_down(self, cluster: Cluster) -> None:
+        """Results are moved, or the worker is kept and reported until it is safe to remove."""
         cluster.scale(3)
         cluster.wait(timeout=self.timeout)
         with DriverProgram(cluster, self.hold) as program:
@@ -140,8 +142,8 @@ class EngineContract:
         cluster.wait(timeout=self.timeout)
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 
-    def test_a_killed_worker_is_back_within_ten_seconds(self, cluster: Cluster) -> None:
-        """Late once may be the machine, late twice is us."""
+    def test_killed_worker_is_replaced_within_ten_seconds(self, cluster: Cluster) -> None:
+        """One late replacement may be due to the machine; two are a failure."""
         took: list[float] = []
         for victim in [name for name in _pids(cluster) if name != "head"][:2]:
             took.append(_kill_and_wait(cluster, victim, _pids(cluster)))
@@ -153,7 +155,7 @@ class EngineContract:
 
     replace_seconds: ClassVar[float] = 10.0
 
-    def test_a_killed_head_is_back_and_calls_in_flight_fail(self, cluster: Cluster) -> None:
+    def test_killed_head_is_restarted_and_calls_in_flight_fail(self, cluster: Cluster) -> None:
         before, address = _pids(cluster), cluster.address
         with DriverProgram(cluster, self.hang) as program:
             program.expect("started")
@@ -186,12 +188,12 @@ def _kill_and_wait(cluster: Cluster, victim: str, before: dict[str, int | None])
 def _until(condition: Callable[[], object], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)  # asking is the only way to know
+        assert time.monotonic() < deadline, f"timed out after {seconds} s"
+        time.sleep(0.05)
 
 
 def unfilled_names(shape: Shape) -> set[str]:
-    """Those in the templates of a shape that no place fills in (see model for those that each does)."""
+    """Names in the templates of a shape that no place fills in; see oars.model for those that all do."""
     secrets = {f"secret.{name}": "" for name in secret_files(shape)}
     for_drivers = {**head_values("", shape), **secrets}
     texts = [*shape.endpoints.values(), *shape.driver_env.values(), *shape.outside_env.values()]
@@ -207,11 +209,11 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        return b""  # it has just ended, or the file has just been replaced
+        return b""  # the process has just ended, or the file was replaced
 
 
 def _mode(path: Path) -> int:
     try:
         return path.stat().st_mode
     except FileNotFoundError:
-        return 0  # it has just been replaced
+        return 0  # it was replaced

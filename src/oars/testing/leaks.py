@@ -1,4 +1,4 @@
-"""Nothing may be left behind: no process, no shared memory, no temporary file."""
+"""Find leaked processes, shared memory and temporary files."""
 
 from __future__ import annotations
 
@@ -12,55 +12,94 @@ from oars.places.local import process
 
 SECONDS = 60.0
 TEMPORARY = ("oars", "ray", "mars", "xorbits")
-SHARED = ("ray", "mars")  # directories that a driver's engine makes once for the whole machine, whoever runs it
+SHARED = ("ray", "mars")  # directories that engines create once per machine and never remove
 
 
 def assert_nothing_left(state: Path, before: set[str]) -> None:
-    """`before` is what files() said at the start; `state` the state directory that was used."""
+    """Raise if processes of state directory `state`, or files that are not in `before`, do not disappear in time.
+
+    `before` is the result of files() at the start of the test. Files that other processes use do not count: once the
+    test's own processes are gone, these belong to somebody else."""
     left = _lasting(lambda: processes(state))
     assert not left, f"processes left behind: {left}"
-    more = _lasting(lambda: sorted(files() - before))
+    more = _lasting(lambda: sorted(_unused(files() - before)))
     assert not more, f"files left behind: {more}"
 
 
 def _lasting(look: Callable[[], list[str]]) -> list[str]:
-    """What is still there when there was time enough to go."""
+    """Call `look` until it returns nothing or the deadline has passed; return its last result."""
     deadline = time.monotonic() + SECONDS
     while (found := look()) and time.monotonic() < deadline:
-        time.sleep(0.05)  # they are not our children: there is nothing to await but their absence
+        time.sleep(0.05)  # they are not our children, so we cannot wait for them
     return found
 
 
 def processes(state: Path) -> list[str]:
-    """Every process whose environment names the state directory: keepers, zygotes, members, their children."""
+    """Return all processes whose environment names the state directory: keepers, members, their children."""
     found = []
     for pid in process.all_pids():
         environment = process.environment_of(pid)
         places = (environment.get("OARS_STATE_DIR", ""), environment.get(process.CLUSTER, ""))
         ours = any(place == str(state) or place.startswith(f"{state}/") for place in places)
         if pid != os.getpid() and ours and process.start_of(pid) is not None:
-            found.append(f"{pid} {command_of(pid)}")
+            found.append(f"{pid} {_state_of(pid)} {command_of(pid)}")
     return found
+
+
+def _state_of(pid: int) -> str:
+    """Return the lines of /proc/PID/status that help to explain why a process is still there."""
+    try:
+        lines = (process.PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return "(exited)"
+    return ", ".join(
+        " ".join(line.split()) for line in lines if line.startswith(("Name:", "State:", "PPid:", "SigBlk:"))
+    )
 
 
 def command_of(pid: int) -> str:
     try:
         return (process.PROC / str(pid) / "cmdline").read_bytes()[:200].replace(b"\0", b" ").decode(errors="replace")
     except OSError:
-        return "(gone)"
+        return "(exited)"
 
 
 def files() -> set[str]:
-    """Shared memory and temporary files of engines. Where others work on the same machine,
-    OARS_TEST_SHARED_MACHINE=1 leaves this out: whose they are cannot be told from outside."""
+    """Return shared memory and temporary files that may belong to engines.
+
+    Set OARS_TEST_SHARED_MACHINE=1 if others use the machine: the owner of a file is unknown, so nothing is returned."""
     if os.environ.get("OARS_TEST_SHARED_MACHINE"):
         return set()
     temporary = {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(TEMPORARY) and name not in SHARED}
     return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} | temporary
 
 
+def _unused(names: set[str]) -> set[str]:
+    """Return the files that no other process uses and whose names contain no mark of a running cluster."""
+    if not names:
+        return names
+    others = [pid for pid in process.all_pids() if pid != os.getpid()]
+    marks = {mark[:8] for pid in others if (mark := process.environment_of(pid).get(process.MARK))}
+    used = {path for pid in others for path in _paths_in_use(pid)}
+    return {name for name in names if name not in used and not any(mark in name for mark in marks)}
+
+
+def _paths_in_use(pid: int) -> set[str]:
+    """Return the paths that a process has open or mapped."""
+    found = set()
+    with contextlib.suppress(OSError):  # the process has just exited
+        for line in (process.PROC / str(pid) / "maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6:
+                found.add(fields[5])
+        for entry in os.scandir(process.PROC / str(pid) / "fd"):
+            with contextlib.suppress(FileNotFoundError):  # just closed
+                found.add(os.readlink(entry.path))
+    return found
+
+
 def listeners(pids: set[int]) -> set[str]:
-    """Addresses on which these processes accept connections, as the kernel writes them (hex, little endian)."""
+    """Return the addresses on which these processes listen, in the kernel's format (hex, little endian)."""
     sockets = {inode for pid in pids for inode in _socket_inodes(pid)}
     found = set()
     for table in ("tcp", "tcp6"):
@@ -74,9 +113,9 @@ def listeners(pids: set[int]) -> set[str]:
 def _socket_inodes(pid: int) -> set[str]:
     descriptors = process.PROC / str(pid) / "fd"
     found = set()
-    with contextlib.suppress(OSError):  # the process has just ended
+    with contextlib.suppress(OSError):  # the process has just exited
         for name in os.listdir(descriptors):
-            with contextlib.suppress(FileNotFoundError):  # this one has just been closed; the others count
+            with contextlib.suppress(FileNotFoundError):  # just closed
                 target = os.readlink(descriptors / name)
                 if target.startswith("socket:["):
                     found.add(target[8:-1])

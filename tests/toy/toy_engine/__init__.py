@@ -1,35 +1,70 @@
-"""An engine as a third party would write it: a head that knows its workers, workers that hold items, and a drain that
-moves them. Real processes and sockets, standard library only, up in a tenth of a second."""
+"""An engine as a third party would write it: a head that lists its workers, workers that hold items, and a drain that
+moves them. Real processes and sockets, standard library only; it starts in a tenth of a second."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from oars.base.errors import EngineUnreachable, SpecError
-from oars.engines.base import Wire
-from oars.model import Drained, Group, MemberId, MemberView, Needs, Port, Process, Resources, Role, Shape, Stop, View
-from oars.spec.cluster import ClusterSpec
+from oars.base.errors import EngineUnreachable
+from oars.engines.base import Engine, Shell, Wire
+from oars.model import (
+    Drained,
+    Group,
+    LogPattern,
+    MemberId,
+    MemberView,
+    Needs,
+    Port,
+    Process,
+    Resources,
+    Role,
+    Shape,
+    Stop,
+    View,
+)
+
+if TYPE_CHECKING:  # the shell and drivers also run in environments without pydantic
+    from oars.spec.cluster import ClusterSpec
+
+    from .options import ToyOptions
 
 
-class ToyEngine:
+CONNECT = """
+import os
+from toy_library import Client
+client = Client(os.environ["TOY_ADDRESS"])
+"""
+
+
+class ToyEngine(Engine):
     name = "toy"
     session = "toy_engine.session"
+    shell = Shell(CONNECT, "`client` is a toy client.")
+    immutable_options: Mapping[str, str] = {"wireFormat": "running members use the old one"}
+
+    def options_model(self) -> type[ToyOptions]:
+        from .options import ToyOptions
+
+        return ToyOptions
+
+    def options(self, spec: ClusterSpec) -> ToyOptions:
+        from oars.spec.options import parse_options
+
+        return parse_options(self.options_model(), spec)
 
     def needs(self, spec: ClusterSpec) -> Needs:
         return Needs("toy-engine", ("toy_engine",), ("toy-engine==1.0",))
 
     def check(self, spec: ClusterSpec) -> None:
-        unknown = set(spec.options) - {"crash"}
-        if unknown:
-            raise SpecError(f"spec.options: toy has no option {sorted(unknown)[0]!r}.", "It has: crash.")
+        self.options(spec)
 
     def shape(self, spec: ClusterSpec) -> Shape:
         head = Process(
             argv=("toy", "head", "$(host)", "$(port.client)", "$(port.http)"),
             env={**spec.env, **spec.head.env},
-            ports=(Port("client", 1), Port("http", 2)),
+            ports=(Port("client", 7001), Port("http", 7002, dashboard=True)),
             entry="toy_engine.member:head",
             preload=("toy_engine.member",),
             stop=Stop("TERM", 2.0),
@@ -40,16 +75,18 @@ class ToyEngine:
             endpoints={"client": "toy://$(head.host):$(head.http)", "dashboard": "http://$(head.host):$(head.http)/"},
             secrets=("token",),
             driver_env={"TOY_ADDRESS": "http://$(head.host):$(head.http)", "TOY_TOKEN_FILE": "$(secret.token)"},
+            image="toy:1",
+            log_patterns=(LogPattern(r"toy: worker (\S+) gave up", "worker {0} gave up", "Play with it less."),),
         )
 
     def _workers(self, spec: ClusterSpec, number: int) -> Group:
-        group = spec.workers[number]
+        group, options = spec.workers[number], self.options(spec)
         process = Process(
             argv=("toy", "worker", "$(head.host)", "$(head.client)", "$(member)", "$(incarnation)"),
-            env={**spec.env, "TOY_CRASH": str(spec.options.get("crash", "")), **group.env},
+            env={**spec.env, "TOY_CRASH": options.crash, "TOY_GIVE_UP": options.give_up, **group.env},
             entry="toy_engine.member:worker",
             preload=("toy_engine.member",),
-            late_env=("TOY_CRASH",),
+            late_env=("TOY_CRASH", "TOY_GIVE_UP"),
             stop=Stop("TERM", 2.0),
             litter=("/tmp/oars-toy-$(tag)",),
         )
@@ -66,7 +103,7 @@ class ToyEngine:
         }
         return View(up=True, members=views)
 
-    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
+    async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
         body = json.dumps({"members": members, "force": force}).encode()
         answers = json.loads(await wire.http("http", "/drain", method="POST", body=body))
         return [Drained(MemberId(m), not waits, waits) for m, waits in answers.items()]

@@ -17,7 +17,7 @@ lock = threading.Lock()
 
 
 class Register(socketserver.StreamRequestHandler):
-    """A worker is there for as long as its connection is."""
+    """A worker is listed as long as its connection is open."""
 
     def handle(self) -> None:
         hello = json.loads(self.rfile.readline())
@@ -27,7 +27,7 @@ class Register(socketserver.StreamRequestHandler):
         try:
             self.rfile.read()
         except OSError:
-            self.log = "connection reset"
+            sys.stderr.write("connection reset\n")
         with lock:
             if workers.get(hello["name"]) is me:
                 del workers[hello["name"]]
@@ -58,7 +58,7 @@ class Api(BaseHTTPRequestHandler):
 
 
 def drain(name: str, leaving: list[str], force: bool) -> str:
-    """Move its items to one that stays; what is pinned cannot be moved."""
+    """Move its items to a worker that stays; pinned items cannot be moved."""
     worker = workers.get(name)
     if worker is None:
         return ""
@@ -95,13 +95,15 @@ def worker() -> None:
     print(f"toy worker {name} starts", flush=True)
     if os.environ.get("TOY_CRASH") and name.endswith(os.environ["TOY_CRASH"]):
         raise ModuleNotFoundError("No module named 'missing_thing'")
+    if os.environ.get("TOY_GIVE_UP") and name.endswith(os.environ["TOY_GIVE_UP"]):
+        sys.exit(f"toy: worker {name} gave up")
     with open(f"/tmp/oars-toy-{os.environ['OARS_TAG']}", "w") as litter:
         litter.write("left outside")
     time.sleep(float(os.environ.get("TOY_WAIT", "0")))
     connection = connect(host, int(port))
     hello = {"name": name, "incarnation": incarnation, "pid": os.getpid()}
     connection.sendall(json.dumps(hello).encode() + b"\n")
-    connection.recv(1)  # until the head is gone
+    connection.recv(1)  # returns when the head is gone
 
 
 def connect(host: str, port: int) -> socket.socket:

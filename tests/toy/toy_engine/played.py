@@ -1,16 +1,17 @@
-"""An engine for pods that are only played (kwok): its members run nothing, so a pod that is ready is a ready member."""
+"""An engine for simulated pods (kwok): its members run nothing, so each running pod is a ready member. It has no option
+model: it reads `spec.options`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from oars.base.errors import SpecError
-from oars.engines.base import Wire
+from oars.engines.base import Engine, Wire
 from oars.model import HEAD, Drained, Group, MemberId, MemberView, Needs, Port, Process, Resources, Role, Shape, View
 from oars.spec.cluster import ClusterSpec
 
 
-class PlayedEngine:
+class PlayedEngine(Engine):
     name = "played"
     session = "toy_engine.session"
 
@@ -43,13 +44,11 @@ class PlayedEngine:
         )
 
     async def look(self, wire: Wire) -> View:
-        """Nobody is there to ask: what the place says holds."""
-        if HEAD not in wire.answering:
-            return View(message="the head is not ready")
-        serving = {m for m in wire.answering if wire.incarnations[m] not in self._drained}
+        """Simulated pods run nothing: every member that has an address counts as ready."""
+        serving = {member for member in wire.addresses if wire.incarnations[member] not in self._drained}
         return View(up=True, members={member: MemberView(True) for member in serving if member != HEAD})
 
-    async def drain(self, wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
+    async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
         self._drained |= {wire.incarnations[member] for member in members if member in wire.incarnations}
         return [Drained(member, True) for member in members]
 

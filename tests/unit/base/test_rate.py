@@ -1,26 +1,39 @@
 from __future__ import annotations
 
-from oars.base.rate import PollSpread, TokenBucket
+import pytest
+
+from oars.base.rate import TokenBucket
 
 
-def test_some_at_once_then_as_time_goes() -> None:
-    now = [100.0]
-    ration = TokenBucket(each_second=2.0, saved=3.0, clock=lambda: now[0])
-    assert [ration.take() for _ in range(5)] == [True, True, True, False, False]
-    now[0] += 0.5
-    assert [ration.take() for _ in range(2)] == [True, False]
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_a_long_rest_saves_up_no_more_than_was_said() -> None:
-    now = [100.0]
-    ration = TokenBucket(each_second=2.0, saved=3.0, clock=lambda: now[0])
-    now[0] += 3600
-    assert sum(ration.take() for _ in range(100)) == 3
+def test_burst_is_available_at_once_and_then_the_rate() -> None:
+    clock = Clock()
+    bucket = TokenBucket(2.0, 3.0, clock)
+    assert [bucket.take() for _ in range(5)] == [True, True, True, False, False]
+    clock.now += 0.5
+    assert [bucket.take() for _ in range(2)] == [True, False]
 
 
-def test_the_more_wait_the_longer_each() -> None:
-    crowd = PollSpread(each_second=10.0)
-    assert [crowd.pause(name, 0.2) for name in "aabcd"] == [0.2, 0.2, 0.2, 0.3, 0.4]
-    crowd.end("a")
-    crowd.end("a")
-    assert crowd.pause("b", 0.2) == 0.3
+def test_long_rest_saves_no_more_than_the_burst() -> None:
+    clock = Clock()
+    bucket = TokenBucket(2.0, 3.0, clock)
+    clock.now += 3600
+    assert sum(bucket.take() for _ in range(100)) == 3
+
+
+def test_reservations_are_spread_at_the_rate() -> None:
+    clock = Clock()
+    bucket = TokenBucket(10.0, 2.0, clock)
+    assert [bucket.reserve() for _ in range(5)] == pytest.approx([0.0, 0.0, 0.1, 0.2, 0.3])
+    assert bucket.backlog == pytest.approx(0.4)
+    clock.now += 0.3
+    assert not bucket.take(), "the reserved token must not be taken twice"
+    clock.now += 0.11
+    assert bucket.take()

@@ -1,4 +1,4 @@
-"""The front door: the table of commands, what it imports, what it says to a wrong word."""
+"""The command group: its commands, what it imports, and errors about arguments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 import click
 import pytest
 
-from oars.cli import failures
-from oars.cli.main import _call, cli
-from oars.cli.options import kept
-from oars.cli.table import COMMANDS
-from tests.unit.cli.test_look import intent
+from oars.cli import errors
+from oars.cli.commands import COMMANDS
+from oars.cli.main import call, cli
+from tests.unit.local_clusters import record, store
 
 OPERATOR = ["install", "manifests", "run", "status", "uninstall"]
 EVERY_COMMAND = [
@@ -30,11 +29,11 @@ ENGINES = {"dask", "distributed", "ray", "xorbits", "mars"}
 
 
 def oars(*args: str) -> int:
-    return failures.guard(lambda: _call(args))
+    return errors.guard(lambda: call(args))
 
 
 def modules(*args: str, **environ: str) -> set[str]:
-    """What is loaded after a call of the command line."""
+    """The modules that a command line imports."""
     code = (
         "import json, sys, oars.cli.main as m\n"
         "try: m.main(sys.argv[1:])\n"
@@ -55,16 +54,16 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["operator", "run", "--lease-duration", "1s"], "--lease-duration: at least 3 s"),
         (["operator", "run", "--lease-duration", "soon"], "--lease-duration: "),
         (["ls", "-A", "-n", "team"], "--all-namespaces and --namespace contradict each other"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradicting_options_are_refused(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*words) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=" ".join)
@@ -79,22 +78,22 @@ def test_help_imports_nothing_heavy() -> None:
     assert loaded.isdisjoint(HEAVY | ENGINES)
 
 
-def test_clusters_of_this_machine_need_no_kubernetes_library(tmp_path: Path) -> None:
-    """Even where there is a kubeconfig: it is not read for a cluster that is here."""
-    kept().store.create(intent("demo", boot="another"), {})
+def test_local_clusters_need_no_kubernetes_library(tmp_path: Path) -> None:
+    """Even with a kubeconfig, which is not read for a local cluster."""
+    store().create(record("demo", boot="another"), {})
     environ = {"KUBECONFIG": str(tmp_path / "config")}
     for command in (["status", "demo"], ["why", "demo"], ["ls", "--place", "local"]):
         assert modules(*command, **environ).isdisjoint(ENGINES | {"aiohttp", "pydantic"})
 
 
-def test_completion_of_names_needs_no_spec() -> None:
+def test_completion_imports_nothing_heavy() -> None:
     loaded = modules(_OARS_COMPLETE="bash_complete", COMP_WORDS="oars down ", COMP_CWORD="2")
     assert "oars.cli.down" in loaded
     assert loaded.isdisjoint(ENGINES | {"pydantic", "yaml", "rich", "cryptography", "oars.client"})
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "expected"),
     [
         (["stauts", "demo"], "No such command 'stauts'. Did you mean 'status'?"),
         (["qqqqq"], "No such command 'qqqqq'."),
@@ -106,38 +105,38 @@ def test_completion_of_names_needs_no_spec() -> None:
         (["logs", "demo", "--tail", "-1"], "Invalid value for '--tail'"),
     ],
 )
-def test_wrong_words(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*args) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith(f"error: {said}"[:60])
-    assert "Try `oars" in shown.err
+    assert shown.err.startswith(f"error: {expected}"[:60])
+    assert "Run `oars" in shown.err
     assert shown.out == ""
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "expected"),
     [
-        (["up"], "No engine is named."),
+        (["up"], "No engine is given."),
         (["up", "a", "--name", "b", "--engine", "toy"], "Two names are given: 'a' and 'b'."),
-        (["down"], "Name the clusters to stop, or say --all."),
-        (["down", "a", "--all"], "Either names or --all."),
+        (["down"], "No cluster is named."),
+        (["down", "a", "--all"], "Names and --all contradict each other."),
         (["ls", "--place", "moon"], "There is no place 'moon'."),
-        (["ls", "--place", "local", "-n", "x"], "--namespace is about Kubernetes, and --place says local."),
-        (["up", "--engine", "toy", "--mode", "direct", "--place", "local"], "--mode is about Kubernetes"),
-        (["cp", "a", "b"], "One end must be NAME:PATH of a cluster"),
-        (["cp", "demo:/a", "demo:/b"], "One end must be NAME:PATH of a cluster"),
-        (["diff"], "No engine is named."),
+        (["ls", "--place", "local", "-n", "x"], "--namespace applies to Kubernetes only, but --place is 'local'."),
+        (["up", "--engine", "toy", "--mode", "direct", "--place", "local"], "--mode applies to Kubernetes only"),
+        (["cp", "a", "b"], "One path must be NAME:PATH of a cluster"),
+        (["cp", "demo:/a", "demo:/b"], "One path must be NAME:PATH of a cluster"),
+        (["diff"], "No engine is given."),
         (["diff", "--engine", "toy"], "No cluster is named."),
         (["down", "a", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
-        (["up", "--engine", "toy", "--timeout", "soon"], "timeout: 'soon' is not a duration"),
+        (["up", "--engine", "toy", "--timeout", "soon"], "--timeout: 'soon' is not a duration"),
         (["env", "rm"], "Name the environments to remove"),
         (["env", "rm", "x", "--all"], "Name the environments to remove"),
     ],
 )
-def test_wrong_use(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_use(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*args) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith(f"error: {said}")
+    assert shown.err.startswith(f"error: {expected}")
     assert shown.out == ""
 
 
@@ -153,7 +152,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=" ".join)
-def test_the_reference_knows_every_command_and_option(command: list[str]) -> None:
+def test_reference_documents_every_command_and_option(command: list[str]) -> None:
     text = (Path(__file__).parents[3] / "docs/reference/cli.md").read_text()
     assert f"`oars {' '.join(command)}" in text
     found = cli.get_command(click.Context(cli), command[0])

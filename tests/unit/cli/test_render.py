@@ -1,4 +1,4 @@
-"""`oars render`: manifests that kubectl takes, and no secret that nobody asked for."""
+"""`oars render`: manifests for kubectl, without secrets by default."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from oars.cli import failures
-from oars.cli.main import _call
+from oars.cli import errors
+from oars.cli.main import call
 
 FILE = """
 apiVersion: oars.dev/v1alpha1
@@ -22,8 +22,8 @@ spec:
 
 
 def rendered(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> tuple[list[dict[str, Any]], str]:
-    """The documents, and what is said beside."""
-    assert failures.guard(lambda: _call(["render", *args])) == code
+    """The documents, and stderr."""
+    assert errors.guard(lambda: call(["render", *args])) == code
     shown = capsys.readouterr()
     return list(yaml.safe_load_all(shown.out)) if shown.out else [], shown.err
 
@@ -32,33 +32,35 @@ def kinds(objects: list[dict[str, Any]]) -> list[str]:
     return [obj["kind"] for obj in objects]
 
 
-def test_by_default_the_secret_is_referred_to(capsys: pytest.CaptureFixture[str]) -> None:
-    objects, said = rendered(capsys, "--engine", "ray", "--workers", "3", "--image", "i:1", "--cpu", "0.5", "-n", "ns")
+def test_secret_is_only_referenced_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    objects, expected = rendered(
+        capsys, "--engine", "ray", "--workers", "3", "--image", "i:1", "--cpu", "0.5", "-n", "ns"
+    )
     assert "Secret" not in kinds(objects)
-    assert "need the Secret ray-oars" in said
-    assert "--secrets only" in said
+    assert "need the Secret ray-oars" in expected
+    assert "--secrets only" in expected
     assert {obj["metadata"]["namespace"] for obj in objects} == {"ns"}
     head, workers = [obj for obj in objects if obj["kind"] == "Deployment"]
     assert (head["metadata"]["name"], workers["metadata"]["name"]) == ("ray-head", "ray-worker")
     assert workers["spec"]["replicas"] == 3
     assert workers["spec"]["template"]["spec"]["containers"][0]["image"] == "i:1"
-    assert len(head["spec"]["template"]["spec"]["containers"]) == 1  # nothing of ours
+    assert len(head["spec"]["template"]["spec"]["containers"]) == 1  # no helper
 
 
-def test_the_secret_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    only, said = rendered(capsys, "x", "--engine", "dask", "--secrets", "only")
-    assert (kinds(only), said) == (["Secret"], "")
+def test_secret_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    only, expected = rendered(capsys, "x", "--engine", "dask", "--secrets", "only")
+    assert (kinds(only), expected) == (["Secret"], "")
     assert only[0]["metadata"]["name"] == "x-oars"
     assert set(only[0]["data"]) == {"ca.pem", "cert.pem", "key.pem"}
-    together, said = rendered(capsys, "--engine", "dask", "--secrets", "inline", "--create-namespace", "-n", "ns")
+    together, expected = rendered(capsys, "--engine", "dask", "--secrets", "inline", "--create-namespace", "-n", "ns")
     assert kinds(together)[:2] == ["Namespace", "Secret"]
-    assert said == ""
+    assert expected == ""
     assert rendered(capsys, "--engine", "mars", "--secrets", "only") == ([], "mars needs no Secret.\n")
-    # Applied over the one of a cluster that runs, it would lock its own members out.
+    # Replacing the Secret of a running cluster would lock its members out.
     assert all(obj["immutable"] is True for obj in (*only, *together) if obj["kind"] == "Secret")
 
 
-def test_without_a_namespace_kubectl_chooses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_objects_name_no_namespace_unless_one_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     objects, _ = rendered(capsys, "--engine", "mars")
     assert not any("namespace" in obj["metadata"] for obj in objects)
     team, _ = rendered(capsys, "mine", "--engine", "mars", "--set", "namespace.create=true", "-n", "team")
@@ -68,28 +70,28 @@ def test_without_a_namespace_kubectl_chooses(capsys: pytest.CaptureFixture[str])
     assert {obj["metadata"]["namespace"] for obj in own[1:]} == {"mine"}
 
 
-def test_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_manifests_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE)
     objects, _ = rendered(capsys, "-f", str(path))
     found = {obj["metadata"]["name"]: obj["spec"]["replicas"] for obj in objects if obj["kind"] == "Deployment"}
     assert found == {"demo-head": 1, "demo-a": 2, "demo-b": 0}
     files = next(obj for obj in objects if obj["kind"] == "ConfigMap")
-    assert files["data"]["head.oars_scheduler.py"].startswith('"""A page')
+    assert files["data"]["head.oars_scheduler.py"].startswith('"""Adds GET')
 
 
-def test_texts_of_several_lines_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert failures.guard(lambda: _call(["render", "--engine", "dask"])) == 0
+def test_multi_line_strings_are_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.guard(lambda: call(["render", "--engine", "dask"])) == 0
     assert "head.oars_scheduler.py: |\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "expected"),
     [
-        (["B_", "--engine", "dask"], "'B_' is no valid name"),
+        (["B_", "--engine", "dask"], "'B_' is not a valid name"),
         (["--engine", "dask", "--set", "head.pod.foo=1"], "head.pod.foo: a PodTemplateSpec has only metadata and spec"),
-        ([], "No engine is named."),
+        ([], "No engine is given."),
     ],
 )
-def test_what_cannot_be_rendered(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in rendered(capsys, *args, code=2)[1]
+def test_invalid_spec_is_refused(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in rendered(capsys, *args, code=2)[1]

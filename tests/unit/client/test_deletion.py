@@ -1,4 +1,4 @@
-"""The end of a cluster: whose it is that has the name, and which pods are waited for."""
+"""Stopping a cluster on Kubernetes, in particular if another one has taken its name."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
-from oars.base.errors import Denied, NotFound
+from oars.base.errors import Denied, NotFound, Replaced
 from oars.base.settings import Settings
-from oars.cli import down
-from oars.client import backends, deletion
-from oars.client.backend import Making, Reading
-from oars.client.backends import Where
-from oars.client.kubernetes import KubeBackend
+from oars.client import deletion
+from oars.client.backend import CreateOptions, Location, LogOptions
+from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.kube.client import Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object, of
+from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object, kind_of
 from oars.model import HEAD
+from oars.places.intent import Intent
 from oars.places.kube import names
-from oars.places.kube.state.root import Intent
+from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.state.root import dump_intent
+from oars.service import Service
 from oars.spec.load import build
-from tests.unit.client.test_kube_backend import GROUPS, Server, at_home, with_direct, with_operated
+from tests.unit.client.test_kube_backend import GROUPS, Server, handle_on, put_direct, put_operated
 
 MODES = ["direct", "operator"]
 ROOTS = {"direct": (CONFIG_MAP, names.root("demo")), "operator": (COMPUTE_CLUSTER, "demo")}
@@ -32,28 +33,28 @@ MEMBER = names.pod_labels("demo")
 
 
 class Shared(Server):
-    """What is made through it has another uid than what is put there."""
+    """Objects created through it have other UIDs than those put there."""
 
     async def create(self, obj: Object, kind: Kind | None = None) -> Object:
-        kind, name = of(obj), str(obj["metadata"]["name"])
+        kind, name = kind_of(obj), str(obj["metadata"]["name"])
         self.put(kind, name, **{**obj, "metadata": {**obj["metadata"], "uid": f"my {name}"}})
         return await self.get(kind, name)
 
 
-Stop = Callable[[KubeBackend], None]
+Stop = Callable[[KubeHandle], None]
 
 
-def stopped(home: KubeBackend) -> None:
-    assert asyncio.run(home.stop("demo", wait=1))
+def stop(handle: KubeHandle) -> None:
+    assert asyncio.run(handle.stop(1))
 
 
-def stopped_at_exit(home: KubeBackend) -> None:
-    home.stop_at_exit("demo")
+def stop_at_exit(handle: KubeHandle) -> None:
+    handle.stop_at_exit()
 
 
-def stopped_twice(home: KubeBackend) -> None:
-    stopped(home)
-    stopped(home)
+def stop_twice(handle: KubeHandle) -> None:
+    stop(handle)
+    stop(handle)
 
 
 @pytest.fixture(autouse=True)
@@ -64,156 +65,154 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Shared:
-    """The one that every home speaks to, also those that are made at the end. Nobody looks after clusters."""
+    """The API server of all backends, including the one that stop_at_exit() makes. Clusters are not reconciled."""
 
-    async def no_run(*_: object) -> None:
-        pass
+    async def no_reconciler(*_: object) -> None:
+        """Reconcile nothing."""
 
     server = Shared()
-    monkeypatch.setattr(KubeBackend, "_client", server)
-    monkeypatch.setattr(KubeBackend, "_run", no_run)
+    monkeypatch.setattr(KubeBackend, "client", server)
+    monkeypatch.setattr(KubeHandle, "_reconciler", no_reconciler)
     return server
 
 
-def made(mode: str) -> KubeBackend:
-    """A cluster of ours in a namespace of its own."""
-    home = KubeBackend(Settings.from_environ(os.environ), {}, Where("kubernetes", namespace="team", mode=mode))
+def create(mode: str) -> KubeHandle:
+    """Create a cluster in a namespace of its own."""
+    backend = KubeBackend(Settings.from_environ(os.environ), {}, Location("kubernetes", namespace="team", mode=mode))
     spec = build({**GROUPS, "image": "i:1", "namespace": {"create": True}}).spec
-    asyncio.run(home.create("demo", spec, Making(True, lambda _: None)))
-    return home
+    return asyncio.run(backend.create("demo", spec, CreateOptions(tied=True)))
 
 
-def replaced(server: Server, mode: str) -> list[Any]:
-    """A colleague's cluster has the name now; what is theirs."""
+def replace_cluster(server: Server, mode: str) -> list[Any]:
+    """Replace the cluster by another of the same name; the objects of that one."""
     server.objects = {key: obj for key, obj in server.objects.items() if key[0] == "Namespace"}
-    (with_direct if mode == "direct" else with_operated)(server, GROUPS)
+    (put_direct if mode == "direct" else put_operated)(server, GROUPS)
     server.put(POD, "theirs", metadata={"labels": MEMBER})
     return list(server.objects)
 
 
-@pytest.mark.parametrize("stop", [stopped, stopped_at_exit, stopped_twice])
+@pytest.mark.parametrize("stop_it", [stop, stop_at_exit, stop_twice])
 @pytest.mark.parametrize("their", MODES)
 @pytest.mark.parametrize("my", MODES)
-def test_a_cluster_that_has_the_name_of_mine_stays(server: Shared, my: str, their: str, stop: Stop) -> None:
-    """Mine was removed while a laptop slept. What is theirs is neither deleted nor waited for."""
-    home = made(my)
-    theirs = replaced(server, their)
-    stop(home)
+def test_cluster_that_took_the_name_is_not_stopped(server: Shared, my: str, their: str, stop_it: Stop) -> None:
+    """As after a laptop slept. Its objects are neither deleted nor waited for."""
+    handle = create(my)
+    theirs = replace_cluster(server, their)
+    stop_it(handle)
     assert list(server.objects) == theirs
 
 
 @pytest.mark.parametrize("my", MODES)
-def test_a_second_stop_leaves_what_came_after_the_first(server: Shared, my: str) -> None:
-    home = made(my)
-    stopped(home)
-    theirs = replaced(server, my)
-    stopped(home)
+def test_second_stop_does_not_affect_a_newer_cluster(server: Shared, my: str) -> None:
+    handle = create(my)
+    stop(handle)
+    theirs = replace_cluster(server, my)
+    stop(handle)
     assert list(server.objects) == theirs
 
 
-@pytest.mark.parametrize("stop", [stopped, stopped_at_exit])
+@pytest.mark.parametrize("stop_it", [stop, stop_at_exit])
 @pytest.mark.parametrize("my", MODES)
-def test_mine_goes_with_its_namespace(server: Shared, my: str, stop: Stop) -> None:
-    stop(made(my))
+def test_own_namespace_is_deleted(server: Shared, my: str, stop_it: Stop) -> None:
+    stop_it(create(my))
     assert not {(kind.kind, name) for kind, name in (*ROOTS.values(), (NAMESPACE, "team"))} & set(server.objects)
 
 
 @pytest.mark.parametrize("my", MODES)
-def test_a_namespace_that_was_left_of_mine_goes(server: Shared, my: str) -> None:
-    """The helper beside the head has removed the rest."""
-    home = made(my)
+def test_leftover_namespace_is_deleted(server: Shared, my: str) -> None:
+    """The helper in the head's pod has removed the rest."""
+    handle = create(my)
     kind, name = ROOTS[my]
     del server.objects[kind.kind, name]
-    stopped(home)
+    stop(handle)
     assert ("Namespace", "team") not in server.objects
 
 
 @pytest.mark.parametrize("their", MODES)
-def test_whoever_names_a_cluster_stops_it_whoever_made_it(server: Shared, their: str) -> None:
-    made(their)
-    stopped(at_home(server))
+def test_cluster_of_another_client_can_be_stopped_by_name(server: Shared, their: str) -> None:
+    create(their)
+    stop(handle_on(server))
     kind, name = ROOTS[their]
     assert (kind.kind, name) not in server.objects
 
 
-Use = Callable[[KubeBackend], Coroutine[Any, Any, object]]
+Use = Callable[[KubeHandle], Coroutine[Any, Any, object]]
 
 
-async def follow(home: KubeBackend) -> list[str]:
-    return [line async for line in home.lines("demo", HEAD, Reading(follow=True))]
+async def follow(handle: KubeHandle) -> list[str]:
+    return [line async for line in handle.logs(HEAD, LogOptions(follow=True))]
 
 
 USES: dict[str, Use] = {
-    "spec": lambda home: home.spec("demo"),
-    "generation": lambda home: home.generation("demo"),
-    "status": lambda home: home.report("demo"),
-    "scale": lambda home: home.scale("demo", 3, "a"),
-    "force": lambda home: home.scale("demo", 3, "a", force=True),
-    "change": lambda home: home.change("demo", build(GROUPS).spec),
-    "members": lambda home: home.members("demo"),
+    "spec": lambda handle: handle.spec(),
+    "generation": lambda handle: handle.generation(),
+    "status": lambda handle: handle.report(),
+    "scale": lambda handle: handle.scale(3, "a"),
+    "force": lambda handle: handle.scale(3, "a", force=True),
+    "apply": lambda handle: handle.apply(build(GROUPS).spec),
+    "members": lambda handle: handle.members(),
     "logs": follow,
-    "open": lambda home: home.open("demo"),
+    "open": lambda handle: handle.open(),
 }
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("their", MODES)
 @pytest.mark.parametrize("my", MODES)
-@pytest.mark.parametrize("found", [False, True], ids=["made", "found"])
-def test_whoever_uses_a_cluster_that_is_gone_hears_that_another_has_its_name(
+@pytest.mark.parametrize("found", [False, True], ids=["created", "found"])
+def test_using_a_replaced_cluster_raises_and_changes_nothing(
     server: Shared, found: bool, my: str, their: str, use: Use
 ) -> None:
-    home = made(my)
+    handle = create(my)
     if found:
-        home = at_home(server)
-        assert asyncio.run(home.spec("demo")).engine == "dask"
-    replaced(server, their)
+        handle = handle_on(server)
+        assert asyncio.run(handle.spec()).engine == "dask"
+    replace_cluster(server, their)
     theirs = copy.deepcopy(server.objects)
-    with pytest.raises(NotFound, match="The cluster 'demo' is gone, and another one has its name"):
-        asyncio.run(use(home))
+    with pytest.raises(Replaced):
+        asyncio.run(use(handle))
     assert server.objects == theirs
 
 
 @pytest.mark.parametrize("their", MODES)
-def test_one_that_takes_the_name_while_it_is_scaled_is_not(server: Shared, their: str) -> None:
-    home = made(their)
-    server.before_writing = lambda: replaced(server, their).clear()
-    with pytest.raises(NotFound, match="another one has its name"):
-        asyncio.run(home.scale("demo", 3, "a"))
-    stranger = at_home(server)
-    assert [group.replicas for group in asyncio.run(stranger.spec("demo")).workers] == [1, 1]
+def test_cluster_replaced_during_scale_is_not_scaled(server: Shared, their: str) -> None:
+    handle = create(their)
+    server.before_writing = lambda: replace_cluster(server, their).clear()
+    with pytest.raises(Replaced):
+        asyncio.run(handle.scale(3, "a"))
+    assert [group.replicas for group in asyncio.run(handle_on(server).spec()).workers] == [1, 1]
 
 
 @pytest.mark.parametrize("my", MODES)
-def test_one_that_is_merely_gone_is_told_so(server: Shared, my: str) -> None:
-    home = made(my)
+def test_deleted_cluster_is_not_found(server: Shared, my: str) -> None:
+    handle = create(my)
     kind, name = ROOTS[my]
     del server.objects[kind.kind, name]
-    with pytest.raises(NotFound, match="There is no cluster 'demo' in the namespace team"):
-        asyncio.run(home.spec("demo"))
-    assert asyncio.run(home.members("demo")) == [], "pods that are left of it could still be seen"
+    with pytest.raises(NotFound, match="There is no cluster 'demo' in namespace 'team'"):
+        asyncio.run(handle.spec())
+    assert asyncio.run(handle.members()) == [], "pods that outlive the cluster would be listed"
 
 
 @pytest.mark.parametrize("my", MODES)
-def test_one_that_was_found_is_stopped_and_no_other(server: Shared, my: str) -> None:
-    made(my)
-    home = at_home(server)
-    asyncio.run(home.spec("demo"))
-    theirs = replaced(server, my)
-    stopped(home)
+def test_found_cluster_is_stopped_but_not_its_successor(server: Shared, my: str) -> None:
+    create(my)
+    handle = handle_on(server)
+    asyncio.run(handle.spec())
+    theirs = replace_cluster(server, my)
+    stop(handle)
     assert list(server.objects) == theirs
 
 
-def test_only_members_are_waited_for(server: Shared) -> None:
-    """Whoever may label a pod can give it a cluster's name."""
-    home = made("direct")
+def test_stop_waits_for_members_only(server: Shared) -> None:
+    """Anyone who may label a pod can give it the label of a cluster."""
+    handle = create("direct")
     server.put(POD, "odd", metadata={"labels": {names.CLUSTER: "demo"}})
     server.put(POD, "demo-head-1", metadata={"labels": MEMBER})
-    stopped(home)
+    stop(handle)
     assert [name for kind, name in server.objects if kind == "Pod"] == ["odd"]
 
 
-def test_an_operators_cluster_that_one_may_not_delete_keeps_its_files() -> None:
+def test_denied_deletion_of_a_compute_cluster_keeps_its_config_map() -> None:
     class Refusing(Server):
         async def delete(self, kind: Kind, name: str, *_: Any, **how: Any) -> bool:
             if kind is COMPUTE_CLUSTER:
@@ -221,50 +220,49 @@ def test_an_operators_cluster_that_one_may_not_delete_keeps_its_files() -> None:
             return await super().delete(kind, name, *_, **how)
 
     server = Refusing()
-    with_operated(server, GROUPS)
+    put_operated(server, GROUPS)
     server.put(CONFIG_MAP, names.root("demo"), data={"dask.yaml": ""})
     with pytest.raises(Denied):
-        asyncio.run(at_home(server).stop("demo", wait=1))
+        asyncio.run(handle_on(server).stop(1))
     assert ("ConfigMap", "demo-oars") in server.objects
     del server.objects["ComputeCluster", "demo"]
-    server.put(CONFIG_MAP, names.root("demo"), data=Intent(GROUPS).data())
-    assert asyncio.run(at_home(server).stop("demo", wait=1))
+    server.put(CONFIG_MAP, names.root("demo"), data=dump_intent(Intent(GROUPS)))
+    assert asyncio.run(handle_on(server).stop(1))
     assert not server.objects
 
 
-@pytest.mark.parametrize("command", [True, False], ids=["oars down", "stop"])
-def test_an_operators_cluster_that_one_may_not_even_see_keeps_its_files(
-    monkeypatch: pytest.MonkeyPatch, command: bool
-) -> None:
-    """Its namespace, which was made for it, is why `oars down` comes so far."""
+@pytest.mark.parametrize("by_service", [True, False], ids=["service", "handle"])
+def test_unreadable_compute_cluster_keeps_its_config_map(monkeypatch: pytest.MonkeyPatch, by_service: bool) -> None:
+    """The service finds the cluster by its namespace, which was created for it."""
 
     class Hiding(Server):
         async def get(self, kind: Kind, *which: Any) -> Object:
-            return await super().get(_shown(kind), *which)
+            return await super().get(_readable(kind), *which)
 
         async def list(self, kind: Kind, *which: Any, **how: Any) -> Listing:
-            return await super().list(_shown(kind), *which, **how)
+            return await super().list(_readable(kind), *which, **how)
 
         async def delete(self, kind: Kind, *which: Any, **how: Any) -> bool:
-            return await super().delete(_shown(kind), *which, **how)
+            return await super().delete(_readable(kind), *which, **how)
 
     server = Hiding()
-    with_operated(server, GROUPS)
+    put_operated(server, GROUPS)
     owners = [{"kind": "ComputeCluster", "name": "demo", "uid": "ComputeCluster demo"}]
     server.put(CONFIG_MAP, names.root("demo"), metadata={"ownerReferences": owners}, data={"dask.yaml": ""})
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
     before = copy.deepcopy(server.objects)
-    monkeypatch.setattr(backends, "kube_backend", lambda *_: at_home(server))
-    if command:
-        error = asyncio.run(down._stop("demo", Where("kubernetes", namespace="team"), 1))
-        assert isinstance(error, Denied) and "The cluster 'demo' is an operator's." in error.message
+    monkeypatch.setattr(KubeBackend, "client", server)
+    if by_service:
+        service = Service({}, Location("kubernetes", namespace="team"))
+        error = asyncio.run(service.stop(["demo"], 1))["demo"]
+        assert isinstance(error, Denied) and "Cluster 'demo' belongs to an operator." in error.message
     else:
         with pytest.raises(Denied):
-            asyncio.run(at_home(server).stop("demo", wait=1))
+            asyncio.run(handle_on(server).stop(1))
     assert server.objects == before
 
 
-def _shown(kind: Kind) -> Kind:
+def _readable(kind: Kind) -> Kind:
     if kind is COMPUTE_CLUSTER:
         raise ApiError(403, {"reason": "Forbidden", "message": "no"})
     return kind

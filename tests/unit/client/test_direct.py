@@ -1,9 +1,8 @@
-"""Looking after a cluster from here: what is its own, for how long, and what happens when our own thinking breaks."""
+"""Direct mode: what the client owns, for how long it leads, and what it does when something unexpected fails."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -11,22 +10,23 @@ from typing import Any, cast
 import pytest
 
 from oars.base.errors import NotFound, OarsError
-from oars.client.direct import Direct, Following
-from oars.control.loop import Loop
+from oars.client.direct import Direct, DirectCache
+from oars.control.loop import Pause
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Kind, Object
 from oars.kube.lease import Elector
-from oars.model import LoopState
+from oars.model import Desired, LoopState
+from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace
-from oars.places.kube.render.pod import Cluster
-from oars.places.kube.state.root import NOTES, Intent
+from oars.places.kube.state.root import STATE, dump_intent
+from oars.places.report import Report
 
 LABELS = names.labels("demo", "dask")
 ROOT: Object = {
     "metadata": {"name": "demo-oars", "namespace": "n", "uid": "r", "resourceVersion": "1", "labels": LABELS},
-    "data": Intent({"engine": "dask", "image": "i:1"}).data(),
+    "data": dump_intent(Intent({"engine": "dask", "image": "i:1"})),
 }
 THEIRS: Object = {**ROOT, "metadata": {**ROOT["metadata"], "uid": "another", "resourceVersion": "2"}}
 OWNERS = [{"kind": "ConfigMap", "name": "demo-oars", "uid": "r"}]
@@ -71,18 +71,41 @@ class Server:
         return lease
 
 
-class Noting(Direct):
-    """Has nothing to do in a pass but to note what was to be remembered of those before."""
+class Once:
+    """A loop that only notes the head epoch it starts from."""
 
+    report: Report | None = None
+
+    def __init__(self, place: KubePlace, passes: asyncio.Queue[int]) -> None:
+        self._place, self._passes = place, passes
+
+    async def once(self, desired: Desired) -> Pause:
+        self._passes.put_nowait((await self._place.observe(desired)).state.head_epoch)
+        return Pause(1000)
+
+    async def close(self) -> None:
+        return None
+
+
+class Noting(Direct):
     def __init__(self, server: Server) -> None:
         super().__init__(cast(Client, server), "n", "demo", "me")
         self.passes: asyncio.Queue[int] = asyncio.Queue()
+        self.stopped = asyncio.Event()
 
-    async def _once(self, intent: Intent, cluster: Cluster, place: KubePlace, loop: Loop) -> float:
-        self.passes.put_nowait((await place.observe()).notes.head_changes)
-        return 1000
+    async def _start_leading(self, cached: Object, desired: Desired) -> Any:
+        place, _ = await super()._start_leading(cached, desired)
+        return place, Once(place, self.passes)
 
-    async def heard_of_its_end(self) -> None:
+    async def _stop_leading(self) -> None:
+        await super()._stop_leading()
+        self.stopped.set()
+
+    async def until_not_leading(self) -> None:
+        self.stopped.clear()
+        await self.stopped.wait()
+
+    async def until_over(self) -> None:
         async for _ in self.watch():
             pass
 
@@ -97,8 +120,8 @@ def test_only_what_is_its_own_is_seen() -> None:
         (DEPLOYMENT, deployment("theirs", [])),
     )
 
-    async def body() -> Following:
-        following = Following(cast(Client, server), "n", "demo", asyncio.Event())
+    async def body() -> DirectCache:
+        following = DirectCache(cast(Client, server), "n", "demo", lambda: None)
         await following.start()
         await following.close()
         return following
@@ -109,31 +132,28 @@ def test_only_what_is_its_own_is_seen() -> None:
     assert (seen.has("ConfigMap", "demo-oars"), seen.has("Service", "demo-head")) == (True, None)
 
 
-def test_whoever_waits_hears_of_a_mistake_of_ours() -> None:
-    """A watch that has ended leaves us with what was; and the cluster has not been deleted."""
+def test_unexpected_error_is_reported_and_reconciliation_goes_on() -> None:
+    """A watch that ended leaves an outdated cache: it is restarted."""
     server = Server()
+    server.lease["spec"]["holderIdentity"] = ""
 
-    async def body() -> None:
-        direct = Direct(cast(Client, server), "n", "demo", "me")
+    async def body() -> str:
+        direct = Noting(server)
         await direct.start()
-        await asyncio.sleep(0)
+        await direct.passes.get()
         server.tell(POD, "ADDED", {"metadata": {}})
-        try:
-            async for _ in direct.watch():
-                pass
-        finally:
-            await direct.close()
+        report = await anext(aiter(direct.watch()))
+        await direct.passes.get()
+        await direct.close()
+        return report.causes[0].reason
 
-    with pytest.raises(KeyError):
-        asyncio.run(asyncio.wait_for(body(), 5))
+    assert asyncio.run(asyncio.wait_for(body(), 5)) == "InternalError"
 
 
 @pytest.mark.parametrize(
-    ("kind", "what", "obj"),
-    [(CONFIG_MAP, "DELETED", ROOT), (CONFIG_MAP, "MODIFIED", THEIRS), (POD, "ADDED", {"metadata": {}})],
-    ids=["deleted", "another has its name", "a mistake of ours"],
+    ("what", "obj"), [("DELETED", ROOT), ("MODIFIED", THEIRS)], ids=["deleted", "another has its name"]
 )
-def test_what_nobody_looks_after_any_more_is_not_led(kind: Kind, what: str, obj: Object) -> None:
+def test_lease_is_released_when_the_cluster_is_gone(what: str, obj: Object) -> None:
     """A watch that broke may show another root without ever showing that ours is gone."""
     server = Server()
     server.lease["spec"]["holderIdentity"] = ""
@@ -143,12 +163,11 @@ def test_what_nobody_looks_after_any_more_is_not_led(kind: Kind, what: str, obj:
         await direct.start()
         await direct.passes.get()
         assert server.lease["spec"]["holderIdentity"] == "me"
-        server.tell(kind, what, obj)
-        with contextlib.suppress(KeyError):
-            await direct.heard_of_its_end()
+        server.tell(CONFIG_MAP, what, obj)
+        await direct.until_over()
         found = server.lease
         await direct.close()
-        assert server.lease is found, "all was said before"
+        assert server.lease is found, "released once"
         return found
 
     assert asyncio.run(asyncio.wait_for(body(), 5))["spec"]["holderIdentity"] == ""
@@ -163,7 +182,7 @@ def test_a_cluster_that_is_known_is_no_other_of_its_name() -> None:
     asyncio.run(body())
 
 
-def test_a_root_of_others_is_not_begun_with() -> None:
+def test_foreign_root_with_our_name_is_not_led() -> None:
     """It has our root's name already, and our watch lags."""
     server = Server()
 
@@ -171,33 +190,28 @@ def test_a_root_of_others_is_not_begun_with() -> None:
         direct = Noting(server)
         server.root = THEIRS
         with pytest.raises(NotFound) as told:
-            await direct._begin(ROOT, direct._described(ROOT))
-        assert await direct._failed(told.value, Intent.of(ROOT)) < 1, "the watch will show it"
-        assert direct.report is None, "it is no trouble of the cluster's"
+            await direct._start_leading(ROOT, direct._desired(ROOT))
+        await direct.report_failure("demo", told.value)
+        assert direct.report is None, "the watch will show it"
 
     asyncio.run(body())
 
 
-def test_a_root_of_others_is_not_written_to() -> None:
-    """It got our root's name since we began, and our watch lags. That is no trouble of the cluster's."""
+def test_foreign_root_with_our_name_is_not_written_to() -> None:
+    """It got our root's name since we began to lead, and our watch lags."""
 
     class Conflicting(Server):
         async def patch(self, *_: object, **__: object) -> Object:
             raise ApiError(409, {"reason": "Conflict"})
 
-    class Writing(Noting):
-        async def _once(self, intent: Intent, cluster: Cluster, place: KubePlace, loop: Loop) -> float:
-            await super()._once(intent, cluster, place, loop)
-            await place.record(LoopState(head_changes=1))
-            raise AssertionError("it was written")
-
-    server = Conflicting()
-
     async def body() -> None:
-        direct = Writing(server)
-        assert await direct._pass(ROOT) < 1, "the watch will show it"
-        assert direct.passes.get_nowait() == 0 and direct.report is None
-        await direct._let_go()
+        direct = Noting(Conflicting())
+        desired = direct._desired(ROOT)
+        place, _ = await direct._start_leading(ROOT, desired)
+        with pytest.raises(NotFound) as told:
+            await place.record(desired, LoopState(head_epoch=1))
+        await direct.report_failure("demo", told.value)
+        assert direct.report is None
 
     asyncio.run(body())
 
@@ -206,17 +220,17 @@ class Elected:
     """As it is told."""
 
     def __init__(self) -> None:
-        self.leads, self.error = True, None
-        self.about: Object = {}
+        self.is_leader, self.error = True, None
+        self.lease_metadata: Object = {}
 
     async def lead(self) -> bool:
         return await asyncio.Event().wait()
 
     async def release(self) -> None:
-        self.leads = False
+        self.is_leader = False
 
 
-def test_whoever_leads_again_begins_with_what_others_noted() -> None:
+def test_next_leader_starts_from_the_recorded_state() -> None:
     server = Server()
 
     async def body() -> list[int]:
@@ -225,10 +239,14 @@ def test_whoever_leads_again_begins_with_what_others_noted() -> None:
         await direct.start()
         seen = [await direct.passes.get()]
         for leads in (False, True):
-            elected.leads = leads
-            server.root = {**ROOT, "data": {**ROOT["data"], NOTES: json.dumps({"headChanges": 7})}}
-            direct.poke()
-            await asyncio.sleep(0.01)
+            elected.is_leader = leads
+            server.root = {
+                **ROOT,
+                "data": {**ROOT["data"], STATE: json.dumps({"head": {"incarnation": "", "epoch": 7}})},
+            }
+            direct.wake()
+            if not leads:
+                await direct.until_not_leading()
         seen.append(await direct.passes.get())
         await direct.close()
         return seen
@@ -236,10 +254,10 @@ def test_whoever_leads_again_begins_with_what_others_noted() -> None:
     assert asyncio.run(asyncio.wait_for(body(), 5)) == [0, 7]
 
 
-def test_a_description_that_is_wrong_is_told() -> None:
-    root: Any = {**ROOT, "data": Intent({"engine": "dask", "head": {"memory": "much"}}).data()}
+def test_invalid_spec_is_reported() -> None:
+    root: Any = {**ROOT, "data": dump_intent(Intent({"engine": "dask", "head": {"memory": "much"}}))}
     direct = Direct(cast(Client, Server(root)), "n", "demo", "me")
     with pytest.raises(OarsError) as told:
-        direct._described(root)
-    report = direct._troubled(told.value, Intent.of(root))
+        direct._desired(root)
+    report = direct._failed(told.value, Intent(root["data"] and {"engine": "dask"}))
     assert report.status.reason == report.causes[0].reason == "InvalidSpec"

@@ -1,4 +1,4 @@
-"""A namespace as a home of clusters, on a small API server of our own that knows conflicts."""
+"""KubeBackend and KubeHandle on a fake API server that detects conflicts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ import pytest
 
 from oars.base.errors import NotFound
 from oars.base.settings import Settings
-from oars.cli import down, lookup
-from oars.client import backends, deletion
-from oars.client.backends import Where
-from oars.client.kubernetes import KubeBackend
+from oars.client import deletion
+from oars.client.backend import Location
+from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, NAMESPACE, POD, Kind, Object
+from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object
 from oars.kube.target import Target
+from oars.places.intent import Intent
 from oars.places.kube import names
-from oars.places.kube.state.root import Intent
+from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.state.root import dump_intent
+from oars.service import Service
 
 Key = tuple[str, str]
 GROUPS = {"engine": "dask", "workers": [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]}
@@ -31,7 +33,7 @@ GROUPS = {"engine": "dask", "workers": [{"name": "a", "replicas": 1}, {"name": "
 
 @dataclass
 class Server(Client):
-    """Objects of one namespace. `before_writing` is called once, where another client would come in between."""
+    """Objects of one namespace. `before_writing` is called once before a patch, as a concurrent client would be."""
 
     objects: dict[Key, Object] = field(default_factory=dict)
     before_writing: Callable[[], None] | None = None
@@ -40,7 +42,7 @@ class Server(Client):
     target: Target = field(default_factory=lambda: Target("https://k", namespace="team"))
 
     def put(self, kind: Kind, name: str, /, **content: Any) -> None:
-        self.writes += 1  # one number for all: what is made anew has no version that was before
+        self.writes += 1  # one counter for all objects, so that no version repeats
         metadata = {"name": name, "namespace": "team", "uid": f"{kind.kind} {name}", "generation": self.writes}
         metadata |= {**content.pop("metadata", {}), "resourceVersion": str(self.writes)}
         head = {"apiVersion": kind.api_version, "kind": kind.kind}
@@ -50,7 +52,7 @@ class Server(Client):
         """Nothing is open."""
 
     async def log_in(self) -> None:
-        """Everybody may come in."""
+        """No credentials are needed."""
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         if (kind.kind, name) not in self.objects:
@@ -62,8 +64,8 @@ class Server(Client):
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, body: Object, **_: Any) -> Object:
         if self.before_writing is not None:
-            come_between, self.before_writing = self.before_writing, None
-            come_between()
+            write_first, self.before_writing = self.before_writing, None
+            write_first()
         known = await self.get(kind, name)
         wanted = body.get("metadata", {}).get("resourceVersion")
         if wanted not in (None, known["metadata"]["resourceVersion"]):
@@ -87,95 +89,99 @@ class Server(Client):
         return True
 
 
-def at_home(server: Server, namespace: str = "team") -> KubeBackend:
-    home = KubeBackend(Settings.from_environ(os.environ), {}, Where("kubernetes", namespace=namespace))
-    home._client_ = server
-    return home
+def backend_on(server: Server) -> KubeBackend:
+    backend = KubeBackend(Settings.from_environ(os.environ), {}, Location("kubernetes", namespace="team"))
+    backend._client = server
+    return backend
 
 
-def with_direct(server: Server, spec: dict[str, Any]) -> None:
+def handle_on(server: Server) -> KubeHandle:
+    return backend_on(server).cluster("demo")
+
+
+def put_direct(server: Server, spec: dict[str, Any]) -> None:
     labels = names.labels("demo", "dask")
-    server.put(CONFIG_MAP, names.root("demo"), metadata={"labels": labels}, data=Intent(spec).data())
+    server.put(CONFIG_MAP, names.root("demo"), metadata={"labels": labels}, data=dump_intent(Intent(spec)))
 
 
-def with_operated(server: Server, spec: dict[str, Any]) -> None:
+def put_operated(server: Server, spec: dict[str, Any]) -> None:
     server.put(COMPUTE_CLUSTER, "demo", spec=spec)
 
 
-@pytest.mark.parametrize("made", [with_direct, with_operated])
-def test_of_two_changes_at_once_none_is_lost(made: Callable[[Server, dict[str, Any]], None]) -> None:
+@pytest.mark.parametrize("put", [put_direct, put_operated])
+def test_concurrent_changes_are_both_applied(put: Callable[[Server, dict[str, Any]], None]) -> None:
     server = Server()
-    made(server, GROUPS)
-    mine, others = at_home(server), at_home(server)
+    put(server, GROUPS)
+    mine, theirs = handle_on(server), handle_on(server)
 
     async def both() -> dict[str, int]:
-        await others.mode("demo")
+        await theirs.mode()
 
-        def come_between() -> None:
-            rival = others.scale("demo", 5, "b")
-            with pytest.raises(StopIteration):  # nothing in it waits
+        def write_first() -> None:
+            rival = theirs.scale(5, "b")
+            with pytest.raises(StopIteration):  # it never awaits anything that blocks
                 rival.send(None)
 
-        server.before_writing = come_between
-        await mine.scale("demo", 3, "a")
-        return {group.name: group.replicas for group in (await mine.spec("demo")).workers}
+        server.before_writing = write_first
+        await mine.scale(3, "a")
+        return {group.name: group.replicas for group in (await mine.spec()).workers}
 
     assert asyncio.run(both()) == {"a": 3, "b": 5}
 
 
-def test_every_change_of_a_direct_cluster_has_a_generation_of_its_own() -> None:
+def test_every_change_of_a_direct_cluster_increments_its_generation() -> None:
     server = Server()
-    with_direct(server, GROUPS)
+    put_direct(server, GROUPS)
 
-    async def story() -> int:
-        home = at_home(server)
-        await home.scale("demo", 3, "a")
-        await home.change("demo", (await home.spec("demo")).with_replicas("b", 4))
-        return await home.generation("demo")
+    async def change_twice() -> int:
+        handle = handle_on(server)
+        await handle.scale(3, "a")
+        await handle.apply((await handle.spec()).with_replicas("b", 4))
+        return await handle.generation()
 
-    assert asyncio.run(story()) == 3
+    assert asyncio.run(change_twice()) == 3
 
 
-def test_somebody_who_always_writes_first_is_told_of() -> None:
+def test_permanent_conflict_is_an_error() -> None:
     class Busy(Server):
         async def patch(self, *_: Any, **__: Any) -> Object:
             raise ApiError(409, {"reason": "Conflict", "message": "the object has been modified"})
 
     server = Busy()
-    with_direct(server, GROUPS)
+    put_direct(server, GROUPS)
     with pytest.raises(ApiError, match="modified"):
-        asyncio.run(at_home(server).scale("demo", 3, "a"))
+        asyncio.run(handle_on(server).scale(3, "a"))
 
 
-def test_its_own_namespace_goes_before_anyone_waits_for_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_namespace_is_deleted_before_waiting_for_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
-    with_direct(server, GROUPS)
+    put_direct(server, GROUPS)
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
     server.put(POD, "demo-head-1", metadata={"labels": names.pod_labels("demo")})
     monkeypatch.setattr(deletion, "POLL_SECONDS", 0.01)
-    assert not asyncio.run(at_home(server).stop("demo", wait=0.05))
+    assert not asyncio.run(handle_on(server).stop(0.05))
     assert server.deleted[-1] == ("Namespace", "team")
 
 
-def test_a_namespace_of_others_stays() -> None:
+def test_namespace_of_another_cluster_is_kept() -> None:
     server = Server()
-    with_direct(server, GROUPS)
+    put_direct(server, GROUPS)
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "another"}})
-    assert asyncio.run(at_home(server).stop("demo", wait=1))
+    assert asyncio.run(handle_on(server).stop(1))
     assert ("Namespace", "team") in server.objects
 
 
-def test_down_removes_a_namespace_that_was_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_removes_a_leftover_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
-    monkeypatch.setattr(backends, "kube_backend", lambda where, _: at_home(server, where.namespace))
-    where = Where("kubernetes", namespace="team")
-    assert isinstance(asyncio.run(down._stop("another", where, 1)), NotFound)
+    monkeypatch.setattr(KubeBackend, "client", server)
+    service = Service({}, Location("kubernetes", namespace="team"))
+    assert isinstance(asyncio.run(service.stop(["another"], 1))["another"], NotFound)
     with pytest.raises(NotFound):
-        asyncio.run(lookup.report("demo", where))
-    assert asyncio.run(down._stop("demo", where, 1)) is None
+        asyncio.run(service.get("demo"))
+    assert asyncio.run(service.stop(["demo"], 1)) == {"demo": None}
     assert server.deleted[-1] == ("Namespace", "team")
-    assert isinstance(asyncio.run(down._stop("demo", where, 1)), NotFound)
+    assert isinstance(asyncio.run(service.stop(["demo"], 1))["demo"], NotFound)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""A description as a ComputeCluster has it, and what makes one the other."""
+"""ComputeClusters as a client reads and writes them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from oars.base.errors import Denied, SpecError, UsageError
 from oars.client import operator_client
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, CRD, LEASE, Kind, Object
+from oars.kube.kinds import CONFIG_MAP, CRD, LEASE, Kind, Object
 from oars.places.kube import names
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.spec.load import build
 
 
@@ -29,27 +30,43 @@ from oars.spec.load import build
         ({"a": {"b": 1}}, {"a": [1]}, {"a": [1]}),
     ],
 )
-def test_a_merge_patch_says_what_is_gone(before: Any, after: Any, patch: Any) -> None:
+def test_merge_patch_removes_missing_keys(before: Any, after: Any, patch: Any) -> None:
     assert operator_client.merge_patch(before, after) == patch
 
 
-def test_where_it_is_need_not_be_said() -> None:
+def test_namespace_of_the_resource_is_not_repeated_in_its_spec() -> None:
     spec = build({"engine": "dask", "workers": 2, "namespace": {"name": "team"}}).spec
-    assert operator_client._said("demo", spec, "team") == operator_client._said(
+    assert operator_client._resource_spec("demo", spec, "team") == operator_client._resource_spec(
         "demo", build({"engine": "dask", "workers": 2}).spec, ""
     )
-    assert operator_client._said("demo", spec, "other")["namespace"] == {"name": "team"}
+    assert operator_client._resource_spec("demo", spec, "other")["namespace"] == {"name": "team"}
 
 
-def test_the_first_groups_number_is_the_clusters() -> None:
-    said = operator_client._said("demo", build({"engine": "dask", "workers": 2}).spec, "team")
-    assert said["replicas"] == 2
-    assert "replicas" not in said["workers"][0]
-    assert build(said).spec.workers[0].replicas == 2
+def test_number_of_the_first_group_is_replicas() -> None:
+    resource_spec = operator_client._resource_spec("demo", build({"engine": "dask", "workers": 2}).spec, "team")
+    assert resource_spec["replicas"] == 2
+    assert "replicas" not in resource_spec["workers"][0]
+    assert build(resource_spec).spec.workers[0].replicas == 2
+
+
+def test_other_groups_keep_their_numbers() -> None:
+    groups = [{"name": "a", "replicas": 0}, {"name": "b", "replicas": 2}]
+    resource_spec = operator_client._resource_spec("demo", build({"engine": "dask", "workers": groups}).spec, "team")
+    assert (resource_spec["replicas"], resource_spec["workers"]) == (0, [{"name": "a"}, {"name": "b", "replicas": 2}])
+
+
+def test_cluster_without_a_group_has_no_number() -> None:
+    resource_spec = operator_client._resource_spec("demo", build({"engine": "dask", "workers": []}).spec, "team")
+    assert resource_spec == {"engine": "dask", "workers": []}
+
+
+def test_number_of_a_resource_is_its_replicas() -> None:
+    found = {"metadata": {"name": "demo"}, "spec": {"engine": "dask", "replicas": 4, "workers": [{"cpu": 2}]}}
+    assert [(group.replicas, group.cpu) for group in operator_client.spec(found).workers] == [(4, 2)]
 
 
 class Server:
-    """Has an operator somewhere, if it has one, that watches some namespaces. `hidden`: what may not be read."""
+    """Has an operator that watches some namespaces, if `leads`. `hidden`: kinds that may not be read."""
 
     def __init__(self, *, leads: bool = True, watches: str | None = None, hidden: tuple[Kind, ...] = ()) -> None:
         self.leads, self.watches, self.hidden = leads, watches, hidden
@@ -65,10 +82,10 @@ class Server:
         assert kind is LEASE and namespace == ("oars-system" if CRD in self.hidden else "elsewhere")
         if not self.leads:
             raise ApiError(404, {"reason": "NotFound"})
-        said = {} if self.watches is None else {names.OPERATOR_WATCHES: self.watches}
+        resource_spec = {} if self.watches is None else {names.OPERATOR_WATCHES: self.watches}
         renewed = datetime.now(UTC).isoformat()
         spec = {"holderIdentity": "one", "renewTime": renewed, "leaseDurationSeconds": 15}
-        return {"metadata": {"resourceVersion": "1", "annotations": said}, "spec": spec}
+        return {"metadata": {"resourceVersion": "1", "annotations": resource_spec}, "spec": spec}
 
 
 WATCHED = [
@@ -85,12 +102,12 @@ WATCHED = [
 
 
 @pytest.mark.parametrize(("server", "mode"), WATCHED)
-def test_an_operator_is_chosen_where_it_looks(server: Server, mode: str) -> None:
+def test_operator_mode_is_chosen_where_an_operator_watches(server: Server, mode: str) -> None:
     assert asyncio.run(operator_client.find_mode(cast(Client, server), "team")) == mode
 
 
 @pytest.mark.parametrize(("server", "mode"), WATCHED)
-def test_whoever_insists_on_one_that_looks_elsewhere_hears_so(server: Server, mode: str) -> None:
+def test_requested_operator_must_watch_the_namespace(server: Server, mode: str) -> None:
     check = operator_client.check_watched(cast(Client, server), "team")
     if mode == "operator" or not server.leads:
         asyncio.run(check)
@@ -104,7 +121,7 @@ OWNED = [{"kind": "ComputeCluster", "name": "demo", "uid": "u"}]
 
 
 class Refusing:
-    """Lets nobody delete. What may be read, the ComputeCluster and its files, is another matter."""
+    """Denies deletion. `read` and `files` are the HTTP codes for reading the ComputeCluster and its ConfigMap."""
 
     def __init__(self, read: int, files: int = 404, owners: Sequence[Object] = ()) -> None:
         self.read = {COMPUTE_CLUSTER: read, CONFIG_MAP: files}
@@ -126,34 +143,36 @@ class Refusing:
 @pytest.mark.parametrize(
     "server",
     [Refusing(404), Refusing(404, 200, OWNED), Refusing(403), Refusing(403, 200)],
-    ids=["none", "gone before its files", "no sign of one", "the root of a client's"],
+    ids=["none", "deleted before its ConfigMap", "unreadable", "the ConfigMap of a direct cluster"],
 )
-def test_what_is_not_there_need_not_be_deleted(server: Refusing) -> None:
+def test_missing_compute_cluster_need_not_be_deleted(server: Refusing) -> None:
     assert not asyncio.run(operator_client.delete(cast(Client, server), "demo", "team"))
 
 
-@pytest.mark.parametrize("server", [Refusing(200), Refusing(403, 200, OWNED)], ids=["seen", "its files are seen"])
-def test_whoever_may_not_delete_one_hears_which_right_is_missing(server: Refusing) -> None:
-    with pytest.raises(Denied, match=r"'demo' is an operator's\. ann may not delete computeclusters") as told:
+@pytest.mark.parametrize(
+    "server", [Refusing(200), Refusing(403, 200, OWNED)], ids=["readable", "its ConfigMap is readable"]
+)
+def test_denied_deletion_names_the_missing_permission(server: Refusing) -> None:
+    with pytest.raises(Denied, match=r"'demo' belongs to an operator\. ann may not delete computeclusters") as told:
         asyncio.run(operator_client.delete(cast(Client, server), "demo", "team"))
     assert 'verbs: ["delete"]' in told.value.hint
 
 
-def test_what_may_not_be_seen_at_all_is_not_deleted() -> None:
+def test_unreadable_cluster_is_not_deleted() -> None:
     with pytest.raises(Denied):
         asyncio.run(operator_client.delete(cast(Client, Refusing(403, 403)), "demo", "team"))
 
 
-def test_a_wrong_description_of_others_is_told_as_theirs() -> None:
+def test_invalid_stored_spec_is_reported_as_such() -> None:
     with pytest.raises(SpecError) as told:
         operator_client.read("demo", {"engine": "dask", "head": {"memory": "much"}})
-    assert told.value.message.startswith("The description of 'demo' that Kubernetes holds is wrong: ")
+    assert told.value.message.startswith("The spec of cluster 'demo' in Kubernetes is invalid: ")
     assert "kubectl" in told.value.hint
     assert operator_client.read("demo", {"engine": "dask"}).place == "kubernetes"
 
 
 class Watched:
-    """Has one ComputeCluster and no pods; its watches bring what is told."""
+    """Has one ComputeCluster and no pods; its watches yield what the test queues."""
 
     silence = 100.0
 
@@ -176,8 +195,8 @@ def resource(uid: str, version: str = "1", **status: Any) -> Object:
 
 
 @pytest.mark.parametrize(("uid", "reports"), [("", 2), ("mine", 2), ("before", 0)])
-def test_reports_end_with_the_cluster_whatever_has_its_name_then(uid: str, reports: int) -> None:
-    """A watch that broke may show another without ever showing that ours is gone."""
+def test_reports_end_if_another_cluster_takes_the_name(uid: str, reports: int) -> None:
+    """A broken watch may show the other cluster without showing the deletion of the first."""
     server = Watched("mine")
 
     async def heard() -> list[str]:

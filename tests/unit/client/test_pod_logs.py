@@ -1,4 +1,4 @@
-"""Logs that are followed: through whatever happens on the way, each line once."""
+"""Following the log of a pod: it survives failures and yields each line once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from oars.base.errors import OarsError
 from oars.client import pod_logs
-from oars.client.backend import Reading
-from oars.client.pod_logs import FORGOTTEN, LASTING, LONGEST_PAUSE, Trouble, moment
+from oars.client.backend import LogOptions
+from oars.client.pod_logs import MAX_PAUSE, NEW_FAILURE_AFTER, REPORT_AFTER, Backoff, sort_key
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, Unreachable
 from oars.kube.kinds import Object
@@ -27,7 +27,7 @@ Answer = list[Any]  # lines, and perhaps the error that ends them
 
 
 class Pods:
-    """A script: who is there at each look, and what each connection brings."""
+    """A script: the pod at each lookup, and the lines or error of each connection."""
 
     def __init__(self, *answers: Answer, there: list[Any] | None = None) -> None:
         self.answers = list(answers)
@@ -51,7 +51,7 @@ class Pods:
 
     def followed(self, **how: Any) -> list[str]:
         async def collect() -> list[str]:
-            found = pod_logs.lines(cast(Client, self), self.find, Reading(**{"follow": True, **how}))
+            found = pod_logs.lines(cast(Client, self), self.find, LogOptions(**{"follow": True, **how}))
             return [line async for line in found]
 
         return asyncio.run(collect())
@@ -70,54 +70,54 @@ def at(second: float, text: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(pod_logs, "POLL_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("error", [AWAY, KUBELET, GONE, WAITING, ApiError(503, {}), ApiError(429, {})])
-def test_following_outlives(error: OarsError) -> None:
+def test_following_survives_transient_errors(error: OarsError) -> None:
     pods = Pods([at(1, "one"), error], [error], [at(1, "one"), at(2, "two")])
     assert pods.followed() == ["one", "two"]
     assert pods.wanted("since") == [(None,), (at(1, "").strip(),), (at(1, "").strip(),)]
 
 
-def test_following_outlives_an_outage_while_it_looks_for_the_pod() -> None:
+def test_following_survives_errors_of_the_pod_lookup() -> None:
     pods = Pods([at(1, "one"), AWAY], [at(2, "two")], there=["uid-1", AWAY, KUBELET, "uid-1", None])
     assert pods.followed() == ["one", "two"]
 
 
-def test_a_missing_right_ends_it() -> None:
+def test_missing_permission_ends_following() -> None:
     with pytest.raises(ApiError):
         Pods([DENIED]).followed()
     with pytest.raises(Unreachable):
-        Pods([AWAY]).followed(follow=False)  # whoever reads once wants to know
+        Pods([AWAY]).followed(follow=False)  # a single read does not retry
 
 
-def test_lines_of_one_connection_may_come_out_of_order() -> None:
-    """A program's stdout and stderr are stamped apart; a new connection begins after the newest."""
+def test_lines_out_of_order_are_not_lost() -> None:
+    """stdout and stderr have separate timestamps; a new connection continues after the newest one."""
     pods = Pods([at(1, "out"), at(0.9, "err"), at(1.1, "out again"), at(1.05, "err again"), AWAY],
                 [at(1.05, "err again"), at(1.1, "out again"), at(1.2, "new"), at(1.15, "late")])  # fmt: skip
     assert pods.followed() == ["out", "err", "out again", "err again", "new", "late"]
     assert pods.wanted("since")[1] == (at(1.1, "").strip(),)
 
 
-def test_a_new_pod_is_read_from_its_first_line_whatever_its_clock_says() -> None:
+def test_new_pod_is_read_from_its_first_line() -> None:
     pods = Pods([at(9, "old")], [at(1, "new")], there=["uid-1", "uid-2", None])
     assert pods.followed(tail=3) == ["old", "new"]
     assert pods.wanted("since", "tail") == [(None, 3), (None, None)]
 
 
-def test_the_last_lines_are_asked_for_until_there_was_an_answer() -> None:
+def test_tail_is_requested_until_a_connection_succeeds() -> None:
     pods = Pods([AWAY], [], [at(1, "one")])
     assert pods.followed(tail=3) == ["one"]
     assert pods.wanted("tail") == [(3,), (3,), (None,)]
 
 
-def test_what_the_kubelet_says_in_place_of_a_log_is_no_line_of_it() -> None:
+def test_message_of_the_kubelet_is_shown_once() -> None:
     sorry = "unable to retrieve container logs for containerd://9c0c"
     assert Pods([at(1, "one"), sorry], [sorry], [at(2, "two")]).followed() == ["one", sorry, "two"]
 
 
-def test_the_container_is_the_members_own_or_the_one_that_is_named() -> None:
+def test_container_defaults_to_the_main_one() -> None:
     for named, read in (("", "head"), ("agent", "agent")):
         for follow in (True, False):
             pods = Pods(["one"], there=["uid-1", None])
@@ -125,45 +125,44 @@ def test_the_container_is_the_members_own_or_the_one_that_is_named() -> None:
             assert pods.wanted("container") == [(read,)]
 
 
-def trouble() -> tuple[Trouble, list[str], Callable[[float], None]]:
+def make_backoff() -> tuple[Backoff, list[str], Callable[[float], None]]:
     said: list[str] = []
     now = [100.0]
 
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    return Trouble(said.append, lambda: now[0]), said, wait
+    return Backoff(said.append, lambda: now[0]), said, wait
 
 
 def test_pauses_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pod_logs, "LOOK_SECONDS", 1.0)
-    met, _, wait = trouble()
-    assert [met.met(AWAY) for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, LONGEST_PAUSE, LONGEST_PAUSE]
-    met.over()
-    assert met.met(AWAY) == 1.0
-    wait(FORGOTTEN + 1)
-    assert met.met(AWAY) == 1.0
+    monkeypatch.setattr(pod_logs, "POLL_SECONDS", 1.0)
+    backoff, _, wait = make_backoff()
+    assert [backoff.failed(AWAY) for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, MAX_PAUSE, MAX_PAUSE]
+    backoff.reset()
+    assert backoff.failed(AWAY) == 1.0
+    wait(NEW_FAILURE_AFTER + 1)
+    assert backoff.failed(AWAY) == 1.0
 
 
-def test_trouble_that_lasts_is_told_once_each_time() -> None:
-    met, said, wait = trouble()
-    met.met(AWAY)
-    wait(LASTING - 1)
-    met.met(AWAY)
+def test_lasting_failure_is_reported_once() -> None:
+    backoff, said, wait = make_backoff()
+    backoff.failed(AWAY)
+    wait(REPORT_AFTER - 1)
+    backoff.failed(AWAY)
     assert said == []
     for _ in range(3):
         wait(2)
-        met.met(AWAY)
-    assert said == ["The API server does not answer; the log goes on when it does."]
-    wait(FORGOTTEN + 1)
-    met.met(KUBELET)
-    wait(LASTING)
-    met.met(KUBELET)
-    assert said[1:] == ["The log cannot be read now (dial tcp 10.0.0.1:10250: connection refused); it is tried again."]
+        backoff.failed(AWAY)
+    assert said == ["The API server does not answer; the log continues when it does."]
+    wait(NEW_FAILURE_AFTER + 1)
+    backoff.failed(KUBELET)
+    wait(REPORT_AFTER)
+    backoff.failed(KUBELET)
+    assert said[1:] == ["The log cannot be read (dial tcp 10.0.0.1:10250: connection refused); retrying."]
 
 
-def test_log_lines_compare_as_their_times_do() -> None:
-    key: Callable[[str], str] = moment
+def test_timestamps_compare_as_their_times_do() -> None:
     times = ["2026-11-16T03:33:08Z", "2026-11-16T03:33:08.09Z", "2026-11-16T03:33:08.1Z", "2026-11-16T03:33:09.02Z"]
-    assert sorted(reversed(times), key=key) == times
-    assert moment("") == ""
+    assert sorted(reversed(times), key=sort_key) == times
+    assert sort_key("") == ""

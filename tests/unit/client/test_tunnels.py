@@ -1,10 +1,10 @@
-"""Where a head may be dialled."""
+"""Endpoints of a Service that may be reachable from a client."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from oars.client.tunnels import doors
+from oars.client.tunnels import endpoints
 from oars.model import Port
 
 SERVED = (Port("scheduler", 8786), Port("dashboard", 8787))
@@ -18,18 +18,18 @@ def service(*node_ports: int, ingress: tuple[dict[str, str], ...] = (), ip: str 
     return {"spec": {"clusterIP": ip, "ports": ports}, "status": {"loadBalancer": {"ingress": list(ingress)}}}
 
 
-def test_inside_only() -> None:
-    assert doors(service(), SERVED, "") == [("10.0.0.1", USUAL)]
-    assert doors(service(ip="None"), SERVED, "") == []
+def test_cluster_ip_is_the_only_endpoint() -> None:
+    assert endpoints(service(), SERVED, "") == [("10.0.0.1", USUAL)]
+    assert endpoints(service(ip="None"), SERVED, "") == []
 
 
-def test_a_node_has_ports_of_its_own() -> None:
-    first, second = doors(service(30001, 30002), SERVED, "192.168.1.5")
+def test_node_ports_come_before_the_cluster_ip() -> None:
+    first, second = endpoints(service(30001, 30002), SERVED, "192.168.1.5")
     assert first == ("192.168.1.5", {"scheduler": 30001, "dashboard": 30002})
     assert second == ("10.0.0.1", USUAL)
-    assert doors(service(30001), SERVED, "192.168.1.5") == [("10.0.0.1", USUAL)], "one of them is not open there"
+    assert endpoints(service(30001), SERVED, "192.168.1.5") == [("10.0.0.1", USUAL)], "one port has no node port"
 
 
-def test_a_balancer_comes_first() -> None:
+def test_load_balancer_comes_first() -> None:
     made = service(ingress=({"hostname": "lb.example.org"}, {"ip": "1.2.3.4"}))
-    assert [host for host, _ in doors(made, SERVED, "")] == ["lb.example.org", "1.2.3.4", "10.0.0.1"]
+    assert [host for host, _ in endpoints(made, SERVED, "")] == ["lb.example.org", "1.2.3.4", "10.0.0.1"]

@@ -1,4 +1,4 @@
-"""The queue of names: merged, one worker per name, later after each failure."""
+"""The work queue: a key waits once, one worker at a time works on it, and failures back off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from oars.control.queue import FIRST_BACK_OFF, LONGEST_BACK_OFF, Queue
+from oars.control.queue import FIRST_BACKOFF, LONGEST_BACKOFF, Queue
 
 
 class Clock:
@@ -18,11 +18,11 @@ class Clock:
         return self.now
 
 
-def drive(story: Callable[[Queue[str], Clock], Awaitable[None]]) -> None:
+def drive(scenario: Callable[[Queue[str], Clock], Awaitable[None]]) -> None:
     async def run() -> None:
         clock = Clock()
         async with asyncio.timeout(10):
-            await story(Queue(clock), clock)
+            await scenario(Queue(clock), clock)
 
     asyncio.run(run())
 
@@ -33,34 +33,34 @@ async def nothing_to_take(queue: Queue[str]) -> None:
             await queue.take()
 
 
-def test_the_same_name_waits_once_and_at_its_earliest_time() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
+def test_key_waits_once_and_at_its_earliest_time() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
         queue.add("a", 5)
         queue.add("a", 1)
         queue.add("a", 9)
-        assert len(queue) == 1 and queue.ready == 0
+        assert len(queue) == 1 and queue.due == 0
         clock.now += 1
-        assert queue.ready == 1
+        assert queue.due == 1
         assert await queue.take() == "a"
         queue.done("a")
         clock.now += 60
         await nothing_to_take(queue)
 
-    drive(story)
+    drive(scenario)
 
 
-def test_names_come_in_the_order_in_which_they_are_due() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
-        for name, after in (("late", 3), ("soon", 1), ("now", 0), ("now too", 0)):
-            queue.add(name, after)
+def test_keys_are_taken_in_the_order_in_which_they_are_due() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
+        for key, after in (("late", 3), ("soon", 1), ("now", 0), ("now too", 0)):
+            queue.add(key, after)
         clock.now += 5
         assert [await queue.take() for _ in range(4)] == ["now", "now too", "soon", "late"]
 
-    drive(story)
+    drive(scenario)
 
 
-def test_one_works_on_a_name_at_a_time() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
+def test_only_one_worker_has_a_key_at_a_time() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
         queue.add("a")
         assert await queue.take() == "a"
         queue.add("a")  # it changed while we work on it
@@ -70,33 +70,33 @@ def test_one_works_on_a_name_at_a_time() -> None:
         queue.done("a")
         assert await queue.take() == "a"
 
-    drive(story)
+    drive(scenario)
 
 
-def test_who_waits_hears_of_a_name_at_once() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
+def test_waiting_workers_get_new_keys_at_once() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
         waiting = [asyncio.create_task(queue.take()) for _ in range(3)]
         await asyncio.sleep(0)
-        for name in "abc":
-            queue.add(name)
+        for key in "abc":
+            queue.add(key)
         assert {await task for task in waiting} == {"a", "b", "c"}
 
-    drive(story)
+    drive(scenario)
 
 
-def test_who_waits_for_a_later_name_hears_of_an_earlier_one() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
+def test_worker_that_waits_for_a_later_key_gets_an_earlier_one() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
         queue.add("later", 50)
         waiting = asyncio.create_task(queue.take())
         await asyncio.sleep(0)
         queue.add("now")
         assert await waiting == "now"
 
-    drive(story)
+    drive(scenario)
 
 
-def test_one_who_gives_up_waiting_keeps_nobody_from_it() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
+def test_cancelled_worker_does_not_block_the_others() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
         first, second = (asyncio.create_task(queue.take()) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -104,29 +104,39 @@ def test_one_who_gives_up_waiting_keeps_nobody_from_it() -> None:
         queue.add("a")
         assert await second == "a"
 
-    drive(story)
+    drive(scenario)
 
 
-def test_failures_wait_longer_and_success_forgets_them() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
+def test_backoff_grows_with_failures_and_success_resets_it() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
         pauses = []
         for _ in range(12):
             pauses.append(queue.failed("a"))
             clock.now += pauses[-1]
             assert await queue.take() == "a"
             queue.done("a")
-        assert pauses[:3] == [FIRST_BACK_OFF, 2 * FIRST_BACK_OFF, 4 * FIRST_BACK_OFF]
-        assert pauses == sorted(pauses) and pauses[-1] == LONGEST_BACK_OFF
+        assert pauses[:3] == [FIRST_BACKOFF, 2 * FIRST_BACKOFF, 4 * FIRST_BACKOFF]
+        assert pauses == sorted(pauses) and pauses[-1] == LONGEST_BACKOFF
         queue.succeeded("a")
-        assert queue.failed("a") == FIRST_BACK_OFF
+        assert queue.failed("a") == FIRST_BACKOFF
 
-    drive(story)
+    drive(scenario)
 
 
-def test_a_forgotten_name_is_not_taken() -> None:
-    async def story(queue: Queue[str], clock: Clock) -> None:
-        queue.add("a")
-        queue.forget("a")
-        await nothing_to_take(queue)
+def test_key_that_is_due_soon_is_known() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
+        queue.add("a", 5)
+        assert queue.is_due_within("a", 5) and not queue.is_due_within("a", 4)
+        assert not queue.is_due_within("b", 1000)
+        assert "a" in queue and "b" not in queue
 
-    drive(story)
+    drive(scenario)
+
+
+def test_backoff_stays_finite_after_thousands_of_failures() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
+        for _ in range(5000):
+            pause = queue.failed("a")
+        assert pause == LONGEST_BACKOFF
+
+    drive(scenario)

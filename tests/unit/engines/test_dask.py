@@ -1,4 +1,4 @@
-"""Dask's shape and what it makes of a scheduler's answers; nothing is started."""
+"""Dask's shape, and how it reads a scheduler's replies. Starts nothing."""
 
 from __future__ import annotations
 
@@ -42,37 +42,37 @@ def config_of(process: Process) -> Any:
 
 class TestShape:
     @pytest.mark.parametrize(("cpu", "threads"), [(0.2, "1"), (1, "1"), (1.5, "2"), (8, "8")])
-    def test_processors_are_threads(self, cpu: float, threads: str) -> None:
+    def test_cpu_sets_the_number_of_threads(self, cpu: float, threads: str) -> None:
         assert option(worker(cpu=cpu), "--nthreads") == threads
 
-    def test_memory_is_given_in_bytes_or_left_to_dask(self) -> None:
+    def test_memory_limit_is_in_bytes_or_chosen_by_dask(self) -> None:
         assert option(worker(memory="2Gi"), "--memory-limit") == str(2 * 2**30)
         assert option(worker(), "--memory-limit") == "auto"
 
-    def test_resources_and_graphics_processors(self) -> None:
+    def test_resources_and_gpus_are_passed_to_workers(self) -> None:
         process = worker(resources={"disk": 2.5, "licence": 1}, gpu=2)
         assert option(process, "--resources") == "disk=2.5,licence=1,GPU=2"
         assert "--resources" not in worker().argv
 
-    def test_workers_are_named_after_their_member_and_have_no_nanny(self) -> None:
+    def test_workers_have_the_name_of_their_member_and_no_nanny(self) -> None:
         process = worker()
         assert option(process, "--name") == "$(member)"
         assert "--no-nanny" in process.argv
 
-    def test_groups_differ(self) -> None:
+    def test_groups_have_their_own_settings(self) -> None:
         shape = engine.shape(spec(workers=[{"name": "a", "replicas": 2, "cpu": 2}, {"name": "b", "env": {"X": "1"}}]))
         a, b = shape.workers
         assert (a.name, a.replicas, a.resources.cpu, b.replicas) == ("a", 2, 2, 1)
         assert "X" not in a.process.env and b.process.env["X"] == "1"
 
-    def test_everything_binds_the_member_s_own_address(self) -> None:
+    def test_members_bind_their_own_address(self) -> None:
         shape = engine.shape(spec())
         assert option(shape.head.process, "--host") == "$(bind)"
         assert option(shape.head.process, "--dashboard-address") == "$(bind):$(port.dashboard)"
         assert option(shape.workers[0].process, "--host") == "$(host)"
         assert option(shape.workers[0].process, "--dashboard-address") == "$(bind):$(port.http)"
 
-    def test_tls_by_default_by_paths_only(self) -> None:
+    def test_tls_is_the_default_and_secrets_are_paths(self) -> None:
         shape = engine.shape(spec())
         assert shape.secrets == ("tls",)
         assert shape.endpoints["client"] == "tls://$(head.host):$(head.client)"
@@ -82,20 +82,20 @@ class TestShape:
             assert env[f"{TLS}CLIENT__KEY"] == "$(secret.key.pem)"
         assert not any("secret" in word for word in shape.head.process.argv)
 
-    def test_tcp_says_that_there_is_no_encryption(self) -> None:
+    def test_tcp_switches_encryption_off(self) -> None:
         shape = engine.shape(spec(dask={"protocol": "tcp"}))
         assert shape.secrets == () and shape.endpoints["client"].startswith("tcp://")
         assert shape.driver_env["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "False"
         assert not any(name.startswith(TLS) for name in shape.driver_env)
 
-    def test_members_differ_only_in_what_is_read_late(self) -> None:
-        """So that one Python with Dask imported serves all of them."""
+    def test_members_can_share_a_fork_server(self) -> None:
+        """They differ only in variables that Dask does not read when it is imported."""
         shape = engine.shape(spec())
         head, other = shape.head.process, shape.workers[0].process
         assert head.env == other.env and head.preload == other.preload
         assert set(head.late_env) <= set(head.env)
 
-    def test_configuration_reaches_members_and_driver(self) -> None:
+    def test_configuration_is_passed_to_members_and_driver(self) -> None:
         config = {"distributed": {"scheduler": {"work-stealing": False}}, "array": {"chunk-size": "8MiB"}}
         shape = engine.shape(spec(dask={"config": config}))
         assert config_of(shape.head.process) == config_of(shape.workers[0].process) == config
@@ -108,17 +108,17 @@ class TestShape:
         loaded = [argv[number + 1] for number, word in enumerate(argv) if word == "--preload"]
         assert loaded == ["$(file.oars_scheduler.py)", *([named] if isinstance(named, str) else named)]
 
-    def test_the_user_s_variables_win(self) -> None:
+    def test_user_variables_override_defaults(self) -> None:
         shape = engine.shape(spec(env={"OMP_NUM_THREADS": "4"}, head={"env": {"OMP_NUM_THREADS": "2"}}))
         assert shape.head.process.env["OMP_NUM_THREADS"] == "2"
         assert shape.workers[0].process.env["OMP_NUM_THREADS"] == "4"
         assert worker().env["OMP_NUM_THREADS"] == "1"
 
-    def test_files_hold_no_placeholders(self) -> None:
+    def test_files_contain_no_placeholders(self) -> None:
         shape = engine.shape(spec())
         assert not any("$(" in text for text in shape.head.process.files.values())
 
-    def test_pins_are_those_of_the_extra(self) -> None:
+    def test_pins_match_the_optional_dependency(self) -> None:
         project = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())
         assert list(engine.needs(spec()).requirements) == project["project"]["optional-dependencies"]["dask"]
 
@@ -133,11 +133,11 @@ class TestCheck:
             ({"dask": {"config": {"array": {"chunk-size": float("nan")}}}}, "dask.config"),
         ],
     )
-    def test_what_dask_cannot_do(self, data: Mapping[str, Any], words: str) -> None:
+    def test_unsupported_spec_is_rejected(self, data: Mapping[str, Any], words: str) -> None:
         with pytest.raises(SpecError, match=words):
             engine.check(spec(**data))
 
-    def test_what_it_can(self) -> None:
+    def test_supported_spec_is_accepted(self) -> None:
         engine.check(
             spec(workers=[{"gpu": 1, "resources": {"disk": 1}}], dask={"config": {"array.chunk-size": "1MiB"}})
         )
@@ -149,12 +149,8 @@ class FakeWire:
     def __init__(self, page: bytes | Exception = b"", answer: Any = None) -> None:
         self.addresses = {HEAD: {"client": "127.0.0.1:1", "dashboard": "127.0.0.1:2"}}
         self.incarnations: Mapping[MemberId, str] = {}
-        self.asked: list[tuple[str, Mapping[str, Any]]] = []
+        self.requests: list[tuple[str, Mapping[str, Any]]] = []
         self._page, self._answer = page, answer
-
-    @property
-    def answering(self) -> frozenset[MemberId]:
-        return frozenset(self.incarnations)
 
     def fill(self, text: str) -> str:
         return text
@@ -165,8 +161,9 @@ class FakeWire:
             raise self._page
         return self._page
 
-    async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
-        self.asked.append((script, request))
+    async def ask(self, script: str, request: Mapping[str, Any], *, seconds: float = 120.0) -> Any:
+        self.requests.append((script, request))
+        self.seconds = seconds
         return self._answer
 
 
@@ -184,49 +181,50 @@ def page(*statuses: str, address: str = "tls://127.0.0.1:1") -> bytes:
 
 
 class TestLook:
-    def test_who_is_there(self) -> None:
+    def test_members_have_state_and_incarnation(self) -> None:
         view = look(page("running", "paused", "closing_gracefully"))
         assert view.up and [m.ready for m in view.members.values()] == [True, True, False]
         member = view.members[MemberId("worker-1")]
         assert (member.address, member.idle, member.held, member.incarnation) == ("tls://127.0.0.1:10", 1.5, 1, "1")
 
-    def test_no_workers_yet(self) -> None:
+    def test_head_without_workers_is_up(self) -> None:
         assert look(page()) == View(up=True)
 
-    def test_nobody_answers(self) -> None:
+    def test_head_without_reply_is_down(self) -> None:
         assert look(EngineUnreachable("refused")) == View(message="refused")
 
     @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b"{}", b'{"address": 1, "workers": []}', b"\xff"])
-    def test_somebody_else_answers(self, content: bytes) -> None:
+    def test_reply_of_another_program_is_rejected(self, content: bytes) -> None:
         view = look(content)
-        assert not view.up and "no scheduler of Oars" in view.message
+        assert not view.up and "not a scheduler started by Oars" in view.message
 
-    def test_another_scheduler_answers(self) -> None:
+    def test_reply_of_another_scheduler_is_rejected(self) -> None:
         view = look(page("running", address="tls://127.0.0.1:77"))
         assert not view.up and "another scheduler" in view.message
 
 
 class TestDrain:
-    def test_what_the_scheduler_says_is_passed_on(self) -> None:
+    def test_drain_passes_the_deadline_and_returns_obstacles(self) -> None:
         wire = FakeWire(answer={"worker-0": "", "worker-1": "1 running task (sleep)"})
         members = [MemberId("worker-0"), MemberId("worker-1")]
-        answers = asyncio.run(engine.drain(wire, members, force=False))
+        answers = asyncio.run(engine.drain(wire, members, 300, force=False))
         assert answers == [Drained(members[0], True), Drained(members[1], False, "1 running task (sleep)")]
-        ((script, request),) = wire.asked
+        ((script, request),) = wire.requests
         assert script == HEAD_HELPER and request["names"] == members and not request["force"]
+        assert request["seconds"] == 300 and wire.seconds > 300
 
     @pytest.mark.parametrize("answer", [None, "", [], {"worker-0": True}, {"worker-0": None}, {"another": ""}])
-    def test_nobody_goes_by_an_answer_that_is_not_the_scheduler_s(self, answer: object) -> None:
-        with pytest.raises(EngineUnreachable, match="not as Oars"):
-            asyncio.run(engine.drain(FakeWire(answer=answer), [MemberId("worker-0")], force=False))
+    def test_drain_rejects_replies_of_other_programs(self, answer: object) -> None:
+        with pytest.raises(EngineUnreachable, match="not that of Oars"):
+            asyncio.run(engine.drain(FakeWire(answer=answer), [MemberId("worker-0")], 60, force=False))
 
-    def test_one_that_the_scheduler_does_not_know_may_go(self) -> None:
-        assert asyncio.run(engine.drain(FakeWire(answer={}), [MemberId("w")], force=False)) == [
+    def test_unknown_worker_is_drained(self) -> None:
+        assert asyncio.run(engine.drain(FakeWire(answer={}), [MemberId("w")], 60, force=False)) == [
             Drained(MemberId("w"), True)
         ]
 
 
-def test_importing_the_engine_does_not_import_dask_nor_pydantic() -> None:
+def test_import_of_the_engine_imports_neither_dask_nor_pydantic() -> None:
     code = "import sys, oars.engines.dask.session; print({'dask', 'distributed', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""The user's half of Mars, as far as it needs no Mars."""
+"""The user's part of Mars, without Mars."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ ACCESS = Access("demo", "mars", "http://127.0.0.1:1", "", {})
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"nodes": {}}, {"nodes": {"a": {"env": None}}}, {"nodes": {"a": {"env": {"mars_version": "1"}}}}, None]
+    "reply",
+    [{}, {"nodes": {}}, {"nodes": {"a": {"env": None}}}, {"nodes": {"a": {"env": {"mars_version": "1"}}}}, None],
 )
-def test_a_supervisor_that_does_not_know_itself_yet_is_not_there_yet(
-    told: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever waits for it to come back tries again."""
-    monkeypatch.setattr(session, "_request", lambda *_: json.dumps(told).encode())
-    with pytest.raises(ClusterLost, match="gives no session"):
+def test_supervisor_that_does_not_list_itself_yet_is_not_up(reply: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor tries again."""
+    monkeypatch.setattr(session, "_request", lambda *_: json.dumps(reply).encode())
+    with pytest.raises(ClusterLost, match="did not open a session"):
         session._check_versions(ACCESS)

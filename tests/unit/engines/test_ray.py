@@ -1,4 +1,4 @@
-"""Ray: what the shape says, and what live makes of a head's answers."""
+"""Ray's shape, and how it reads a head's replies. Starts nothing."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def option(process: Process, name: str) -> str | None:
 
 
 class TestHead:
-    def test_with_workers_it_only_keeps_the_books(self) -> None:
+    def test_head_with_workers_runs_no_tasks(self) -> None:
         assert option(shape(workers=2, head={"cpu": 3}).head.process, "--num-cpus") == "0"
 
-    def test_alone_it_does_the_work(self) -> None:
+    def test_head_without_workers_runs_tasks(self) -> None:
         assert option(shape(workers=0, head={"cpu": 3}).head.process, "--num-cpus") == "3"
 
-    def test_the_dashboard_can_be_left_out(self) -> None:
+    def test_dashboard_can_be_switched_off(self) -> None:
         with_it, without = shape(), shape(ray={"dashboard": False})
         assert option(with_it.head.process, "--include-dashboard") is None
         assert option(without.head.process, "--include-dashboard") == "false"
@@ -50,7 +50,7 @@ class TestWorkers:
     def worker(self, **group: Any) -> Process:
         return shape(workers=[group]).workers[0].process
 
-    def test_they_get_what_they_were_given(self) -> None:
+    def test_sizes_and_resources_are_passed_to_raylets(self) -> None:
         process = self.worker(cpu=2, memory="1Gi", gpu=1, resources={"disk": 3, "arm": 1})
         assert option(process, "--num-cpus") == "2"
         assert option(process, "--num-gpus") == "1"
@@ -58,27 +58,25 @@ class TestWorkers:
         assert option(process, "--resources") == '{"arm": 1, "disk": 3}'
 
     @pytest.mark.parametrize(("cpu", "shown"), [(0.5, "1"), (1, "1"), (1.5, "2")])
-    def test_ray_counts_whole_processors(self, cpu: float, shown: str) -> None:
+    def test_cpu_is_rounded_up(self, cpu: float, shown: str) -> None:
         assert option(self.worker(cpu=cpu), "--num-cpus") == shown
 
     @pytest.mark.parametrize(("memory", "store"), [(2**30, int(2**30 * 0.3)), (2**27, 80 * 2**20)])
-    def test_the_object_store_is_a_share_of_the_memory_but_no_less_than_ray_needs(
-        self, memory: int, store: int
-    ) -> None:
+    def test_object_store_is_a_share_of_the_memory_with_a_minimum(self, memory: int, store: int) -> None:
         assert option(self.worker(memory=memory), "--object-store-memory") == str(store)
 
-    def test_the_object_store_can_be_given(self) -> None:
+    def test_object_store_size_can_be_set(self) -> None:
         process = shape(ray={"objectStoreMemory": "200Mi"}, workers=[{"memory": "1Gi"}]).workers[0].process
         assert option(process, "--object-store-memory") == str(200 * 2**20)
         assert option(process, "--memory") == str(824 * 2**20)
         process = shape(ray={"objectStoreMemory": "200Mi"}).workers[0].process
         assert option(process, "--object-store-memory") == str(200 * 2**20)
 
-    def test_without_memory_ray_decides(self) -> None:
+    def test_ray_chooses_sizes_without_memory(self) -> None:
         assert option(self.worker(), "--memory") is None
         assert option(self.worker(), "--object-store-memory") is None
 
-    def test_labels_say_which_member_it_is(self) -> None:
+    def test_labels_identify_the_member(self) -> None:
         labels = option(self.worker(name="gpu", labels={"zone": "a"}), "--labels")
         assert labels is not None
         assert dict(pair.split("=") for pair in labels.split(",")) == {
@@ -88,7 +86,7 @@ class TestWorkers:
             GROUP_LABEL: "gpu",
         }
 
-    def test_every_port_is_asked_for(self) -> None:
+    def test_every_port_is_passed_to_ray(self) -> None:
         for group in (shape().head, *shape().workers):
             text = " ".join(group.process.argv)
             assert all(f"$(port.{port.name})" in text for port in group.process.ports)
@@ -96,7 +94,7 @@ class TestWorkers:
 
 
 class TestSecurity:
-    def test_a_token_by_default_and_only_its_path_is_told(self) -> None:
+    def test_token_is_the_default_and_passed_as_a_path(self) -> None:
         made = shape()
         assert made.secrets == ("token",)
         assert made.dashboard_secret == "token"
@@ -105,37 +103,37 @@ class TestSecurity:
             assert env["RAY_AUTH_TOKEN_PATH"] == "$(secret.token)"
             assert env["RAY_AUTH_TOKEN"] == ""
 
-    def test_none_is_said_aloud_because_ray_would_take_a_token_it_finds(self) -> None:
+    def test_auth_none_overrides_a_token_in_the_environment(self) -> None:
         made = shape(ray={"auth": "none"})
         assert made.secrets == ()
         assert made.dashboard_secret == ""
         assert made.driver_env["RAY_AUTH_MODE"] == made.head.process.env["RAY_AUTH_MODE"] == "disabled"
 
-    def test_no_usage_is_reported(self) -> None:
+    def test_usage_statistics_are_off(self) -> None:
         assert "--disable-usage-stats" in shape().head.process.argv
 
 
 class TestEnvironment:
-    def test_ray_init_finds_it(self) -> None:
+    def test_ray_init_finds_the_cluster(self) -> None:
         assert shape().driver_env["RAY_ADDRESS"] == "$(head.host):$(head.client)"
 
-    def test_the_user_s_variables_win_the_group_s_most(self) -> None:
+    def test_user_variables_override_defaults(self) -> None:
         env = shape(env={"A": "1", "B": "1"}, workers=[{"env": {"B": "2"}}]).workers[0].process.env
         assert (env["A"], env["B"]) == ("1", "2")
 
-    def test_a_new_head_waits_longer_than_drivers_of_the_old_one_do(self) -> None:
+    def test_new_head_waits_longer_than_drivers_of_the_old_one(self) -> None:
         made = shape()
-        patience = float(made.driver_env["RAY_gcs_rpc_server_reconnect_timeout_s"])
-        assert float(made.head.process.env["OARS_RAY_LINGER"]) > patience
+        reconnect_timeout = float(made.driver_env["RAY_gcs_rpc_server_reconnect_timeout_s"])
+        assert float(made.head.process.env["OARS_RAY_NEW_HEAD_DELAY"]) > reconnect_timeout
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"workers": [{"resources": {"CPU": 1}}]}, "Ray's own"),
-        ({"workers": [{"resources": {"disk": 0.5}}]}, "whole numbers"),
+        ({"workers": [{"resources": {"CPU": 1}}]}, "reserved by Ray"),
+        ({"workers": [{"resources": {"disk": 0.5}}]}, "whole numbers only"),
         ({"workers": [{"labels": {"a": "b,c=d"}}]}, "labels"),
-        ({"workers": [{"labels": {"ray.io/node-id": "x"}}]}, "taken"),
+        ({"workers": [{"labels": {"ray.io/node-id": "x"}}]}, "reserved"),
         ({"ray": {"objectStoreMemory": "10Mi"}}, "at least 80Mi"),
         ({"workers": [{"memory": "1Gi"}], "ray": {"objectStoreMemory": "2Gi"}}, "larger than"),
         (
@@ -143,15 +141,15 @@ class TestEnvironment:
             r"workers\[default\].memory must be larger",
         ),
         ({"head": {"memory": "1Gi"}, "ray": {"objectStoreMemory": "2Gi"}}, r"head.memory must be larger"),
-        ({"workers": [{"memory": "64Mi"}]}, "object store, which needs 80Mi"),
+        ({"workers": [{"memory": "64Mi"}]}, "object store, which takes 80Mi"),
     ],
 )
-def test_what_ray_cannot_do_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_unsupported_spec_is_rejected(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         ray.check(spec(**fields))
 
 
-def test_the_rest_is_not() -> None:
+def test_supported_spec_is_accepted() -> None:
     ray.check(spec(workers=[{"resources": {"disk": 2}, "labels": {"zone": "eu-1"}, "memory": "1Gi"}]))
 
 
@@ -161,19 +159,15 @@ def node(member: str, incarnation: str, **more: Any) -> dict[str, Any]:
 
 
 class FakeWire:
-    """A head that has these raylets and lets go of some of them."""
+    """A head that has these raylets and accepts drain requests for some of them."""
 
-    def __init__(self, *nodes: dict[str, Any], lets_go: tuple[str, ...] = (), error: str = "") -> None:
+    def __init__(self, *nodes: dict[str, Any], drainable: tuple[str, ...] = (), error: str = "") -> None:
         self.nodes = list(nodes)
-        self.lets_go = lets_go
+        self.drainable = drainable
         self.error = error
-        self.asked: list[Mapping[str, Any]] = []
+        self.requests: list[Mapping[str, Any]] = []
         self.addresses = {HEAD: {"client": "127.0.0.1:20001"}}
         self.incarnations = {HEAD: "1", MemberId("worker-0"): "2", MemberId("worker-1"): "5"}
-
-    @property
-    def answering(self) -> frozenset[MemberId]:
-        return frozenset(self.incarnations)
 
     def fill(self, text: str) -> str:
         raise NotImplementedError
@@ -181,17 +175,17 @@ class FakeWire:
     async def http(self, port: str, path: str, *, method: str = "GET", body: bytes = b"") -> bytes:
         raise NotImplementedError
 
-    async def ask(self, script: str, request: Mapping[str, Any]) -> Any:
-        self.asked.append(request)
+    async def ask(self, script: str, request: Mapping[str, Any], *, seconds: float = 120.0) -> Any:
+        self.requests.append(request)
         if self.error:
             raise EngineUnreachable(self.error)
         if request["op"] == "nodes":
             return self.nodes
-        return {name: name in self.lets_go or request["force"] for name in request["nodes"]}
+        return {name: name in self.drainable or request["force"] for name in request["nodes"]}
 
 
 class TestLook:
-    def test_everyone_that_ray_knows(self) -> None:
+    def test_members_are_the_labelled_raylets(self) -> None:
         stranger = {"node": "x", "labels": {}, "address": "10.0.0.1:1"}
         wire = FakeWire(node("head", "1"), node("worker-0", "2", idle=3.5, held=7), stranger)
         view = asyncio.run(ray.look(wire))
@@ -199,37 +193,39 @@ class TestLook:
         worker = view.members[MemberId("worker-0")]
         assert (worker.ready, worker.idle, worker.held, worker.incarnation) == (True, 3.5, 7, "2")
 
-    def test_a_head_without_its_raylet_is_not_up(self) -> None:
+    def test_head_without_its_raylet_is_down(self) -> None:
         view = asyncio.run(ray.look(FakeWire(node("worker-0", "2"))))
         assert not view.up and "raylet" in view.message
 
-    def test_a_head_that_does_not_answer_is_not_up(self) -> None:
+    def test_head_without_reply_is_down(self) -> None:
         view = asyncio.run(ray.look(FakeWire(error="refused")))
         assert not view.up and view.message == "refused"
 
-    def test_a_head_that_was_not_started_is_not_up(self) -> None:
+    def test_head_without_address_is_down(self) -> None:
         wire = FakeWire()
         wire.addresses = {}
         assert not asyncio.run(ray.look(wire)).up
 
-    def test_one_that_drains_is_not_ready(self) -> None:
+    def test_draining_raylet_is_not_ready(self) -> None:
         view = asyncio.run(ray.look(FakeWire(node("head", "1"), node("worker-0", "2", draining=True))))
         assert not view.members[MemberId("worker-0")].ready
 
     @pytest.mark.parametrize("newer_first", [True, False])
-    def test_of_a_replaced_worker_the_newer_one_counts(self, newer_first: bool) -> None:
+    def test_current_incarnation_of_a_replaced_worker_counts(self, newer_first: bool) -> None:
         both = [node("worker-1", "5"), node("worker-1", "3")]
         wire = FakeWire(node("head", "1"), *(both if newer_first else reversed(both)))
         assert asyncio.run(ray.look(wire)).members[MemberId("worker-1")].incarnation == "5"
 
 
 class TestDrain:
-    def drain(self, wire: FakeWire, *members: str, force: bool = False) -> dict[str, tuple[bool, str]]:
-        answers = asyncio.run(ray.drain(wire, [MemberId(m) for m in members], force))
+    def drain(
+        self, wire: FakeWire, *members: str, deadline: float = 60, force: bool = False
+    ) -> dict[str, tuple[bool, str]]:
+        answers = asyncio.run(ray.drain(wire, [MemberId(m) for m in members], deadline, force))
         return {answer.member: (answer.done, answer.waits_for) for answer in answers}
 
-    def test_done_when_ray_agrees(self) -> None:
-        wire = FakeWire(node("worker-0", "2"), node("worker-1", "5"), lets_go=("worker-0/2",))
+    def test_drain_is_done_when_ray_accepts_it(self) -> None:
+        wire = FakeWire(node("worker-0", "2"), node("worker-1", "5"), drainable=("worker-0/2",))
         answers = self.drain(wire, "worker-0", "worker-1")
         assert answers["worker-0"] == (True, "")
         assert answers["worker-1"][0] is False
@@ -237,27 +233,34 @@ class TestDrain:
     @pytest.mark.parametrize(
         ("activity", "said"),
         [
-            (["Resource: CPU currently in use.", "Busy workers on node."], "tasks run there"),
-            (["Busy workers on node."], "an actor lives there, or a task runs"),
-            (["Resource: object_store_memory currently in use."], "it holds 3.0 MiB of objects"),
-            ([], "not idle"),
+            (["Resource: CPU currently in use.", "Busy workers on node."], "running tasks"),
+            (["Busy workers on node."], "an actor or a running task"),
+            (["Resource: object_store_memory currently in use."], "3.0 MiB of objects"),
+            ([], "Ray to report it as idle"),
         ],
     )
-    def test_or_what_it_waits_for(self, activity: list[str], said: str) -> None:
+    def test_drain_reports_what_a_raylet_waits_for(self, activity: list[str], said: str) -> None:
         wire = FakeWire(node("worker-0", "2", activity=activity, held=3 * 2**20))
         done, waits_for = self.drain(wire, "worker-0")["worker-0"]
         assert not done and said in waits_for
 
-    def test_a_raylet_that_died_before_is_not_asked_for_its_successor(self) -> None:
+    def test_dead_incarnation_is_not_drained(self) -> None:
         wire = FakeWire(node("worker-1", "3"))
         assert self.drain(wire, "worker-1") == {"worker-1": (True, "")}
-        assert [request["op"] for request in wire.asked] == ["nodes"]
+        assert [request["op"] for request in wire.requests] == ["nodes"]
 
-    def test_by_force(self) -> None:
+    def test_drain_by_force(self) -> None:
         wire = FakeWire(node("worker-0", "2", activity=["Busy workers on node."]))
         assert self.drain(wire, "worker-0", force=True) == {"worker-0": (True, "")}
-        assert wire.asked[-1]["force"] is True
+        assert wire.requests[-1]["force"] is True
 
-    def test_a_head_that_does_not_answer_is_an_error(self) -> None:
+    @pytest.mark.parametrize(("deadline", "seconds"), [(2.0, 2.0), (600.0, 5.0)])
+    def test_one_request_takes_at_most_the_deadline(self, deadline: float, seconds: float) -> None:
+        """A longer deadline is several requests: the loop reports what the worker waits for in between."""
+        wire = FakeWire(node("worker-0", "2"))
+        self.drain(wire, "worker-0", deadline=deadline)
+        assert wire.requests[-1]["seconds"] == seconds
+
+    def test_drain_without_reply_raises(self) -> None:
         with pytest.raises(EngineUnreachable):
             self.drain(FakeWire(error="refused"), "worker-0")

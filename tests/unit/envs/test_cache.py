@@ -1,4 +1,4 @@
-"""Environments on disk: whole or not, locked or not."""
+"""Environments on disk: completeness and locks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from oars.base.errors import Denied, NotFound, OarsError, UsageError
+from oars.base.errors import Denied, EnvironmentFailed, NotFound, OarsError, UsageError
 from oars.envs import Environments, cache
-from oars.envs.build import _Order
+from oars.envs.build import _Recipe
 from oars.model import Needs
 
 NEEDS = Needs("toy", ("toy",), ("toy==1",))
@@ -20,7 +20,7 @@ PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def make(envs: Path, key: str = "toy-1", *, marked: bool = True) -> Path:
-    """What uv would leave, without uv."""
+    """An environment as uv makes it, without uv."""
     env = envs / key
     site = Path(cache.site_of(env, PYTHON))
     (site / "toy").mkdir(parents=True)
@@ -35,7 +35,7 @@ def make(envs: Path, key: str = "toy-1", *, marked: bool = True) -> Path:
     return env
 
 
-def test_a_whole_one_is_seen_with_its_facts(tmp_path: Path) -> None:
+def test_complete_environment_is_found(tmp_path: Path) -> None:
     env = make(tmp_path)
     info = cache.look(env)
     assert info is not None
@@ -71,20 +71,20 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_seen(tmp_path: Path, damage: str) -> None:
+def test_damaged_environment_is_not_used(tmp_path: Path, damage: str) -> None:
     env = make(tmp_path)
     DAMAGES[damage](env)
     assert cache.look(env) is None
 
 
-def test_one_without_the_engine_is_not_marked(tmp_path: Path) -> None:
+def test_environment_without_the_engine_is_not_marked(tmp_path: Path) -> None:
     env = make(tmp_path, marked=False)
     lacking = cache.mark(env, "toy", Needs("toy", ("toy", "toy.more"), ()), (), PYTHON)
     assert lacking == "toy was installed without toy.more"
     assert not (env / cache.MARKER).exists()
 
 
-def test_a_lock_is_had_by_one(tmp_path: Path) -> None:
+def test_lock_has_one_holder(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     first = cache.lock(path)
     assert first is not None and cache.lock(path) is None
@@ -95,7 +95,7 @@ def test_a_lock_is_had_by_one(tmp_path: Path) -> None:
     cache.unlock(again, path)
 
 
-def test_a_lock_file_that_was_taken_away_locks_nobody_out(tmp_path: Path) -> None:
+def test_deleted_lock_file_excludes_nobody(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     stale = cache.lock(path)
     assert stale is not None
@@ -106,7 +106,7 @@ def test_a_lock_file_that_was_taken_away_locks_nobody_out(tmp_path: Path) -> Non
     cache.unlock(fresh, path)
 
 
-def test_sweeping_takes_half_built_ones_and_leaves_the_rest(tmp_path: Path) -> None:
+def test_sweep_removes_incomplete_environments_only(tmp_path: Path) -> None:
     whole, half, busy = make(tmp_path, "a-1"), make(tmp_path, "b-1", marked=False), make(tmp_path, "c-1", marked=False)
     (tmp_path / "d-1.lock").touch()
     held = cache.lock(tmp_path / "c-1.lock")
@@ -117,7 +117,7 @@ def test_sweeping_takes_half_built_ones_and_leaves_the_rest(tmp_path: Path) -> N
     cache.unlock(held, tmp_path / "c-1.lock")
 
 
-def test_listing_and_removing(tmp_path: Path) -> None:
+def test_list_and_remove(tmp_path: Path) -> None:
     environments = Environments(tmp_path)
     assert environments.list() == ()
     for key in ("toy-1", "toy-2"):
@@ -128,12 +128,12 @@ def test_listing_and_removing(tmp_path: Path) -> None:
     assert list((tmp_path / "envs").iterdir()) == []
 
 
-def test_removing_what_is_not_there_or_in_work(tmp_path: Path) -> None:
+def test_missing_or_locked_environment_cannot_be_removed(tmp_path: Path) -> None:
     environments = Environments(tmp_path)
     make(tmp_path / "envs")
     held = cache.lock(tmp_path / "envs" / "toy-1.lock")
     assert held is not None
-    with pytest.raises(OarsError, match="being built right now"):
+    with pytest.raises(OarsError, match="being built"):
         environments.remove("toy")
     cache.unlock(held, tmp_path / "envs" / "toy-1.lock")
     with pytest.raises(NotFound):
@@ -143,30 +143,47 @@ def test_removing_what_is_not_there_or_in_work(tmp_path: Path) -> None:
     assert len(environments.list()) == 1
 
 
-def test_the_running_python_is_used_without_a_trace(tmp_path: Path) -> None:
-    said: list[str] = []
-    env = Environments(tmp_path / "none").prepare("t", Needs("pytest", ("pytest",), ()), [], said.append)
+def test_running_python_is_used_if_it_has_the_engine(tmp_path: Path) -> None:
+    messages: list[str] = []
+    env = Environments(tmp_path / "none").prepare("t", Needs("pytest", ("pytest",), ()), [], messages.append)
     assert (str(env.python), env.version, env.key, env.cached) == (sys.executable, pytest.__version__, "", True)
-    assert said == [] and not (tmp_path / "none").exists()
+    assert messages == [] and not (tmp_path / "none").exists()
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_other_version_in_the_running_python_is_reported(tmp_path: Path) -> None:
+    """The cluster gets an environment with the supported version; here it cannot be built."""
+    messages: list[str] = []
+    wanted = Needs("pytest", ("pytest",), ("pytest==1.0",))
+    with pytest.raises(EnvironmentFailed):
+        Environments(tmp_path, "/bin/false").prepare("toy", wanted, [], messages.append)
+    assert messages[0] == f"this Python has pytest {pytest.__version__} instead of 1.0: toy gets its own environment"
+
+
+def test_package_that_overrides_a_pin_is_reported(tmp_path: Path) -> None:
+    messages: list[str] = []
+    wanted = Needs("pytest", ("pytest",), (f"pytest=={pytest.__version__}",))
+    with pytest.raises(EnvironmentFailed):
+        Environments(tmp_path, "/bin/false").prepare("toy", wanted, ["pytest==7.0"], messages.append)
+    assert messages[0].startswith(f"warning: `packages` selects pytest 7.0 instead of {pytest.__version__}")
+
+
+def test_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Denied, match="cannot be written"):
         Environments(tmp_path / "file").prepare("toy", NEEDS, [], lambda line: None)
 
 
-def test_a_key_depends_on_what_matters_alone() -> None:
-    base = _Order("toy", NEEDS, ("a",), "3.11", "/usr/bin/python3")
-    same = _Order("toy", NEEDS, ("a",), "3.11", "/elsewhere/python3")
+def test_key_depends_on_the_content_only() -> None:
+    base = _Recipe("toy", NEEDS, ("a",), "3.11", "/usr/bin/python3")
+    same = _Recipe("toy", NEEDS, ("a",), "3.11", "/elsewhere/python3")
     others = [
-        _Order("toy", Needs("toy", ("toy",), ("toy==2",)), ("a",), "3.11", ""),
-        _Order("toy", NEEDS, ("b",), "3.11", ""),
-        _Order("toy", NEEDS, ("a",), "3.12", ""),
+        _Recipe("toy", Needs("toy", ("toy",), ("toy==2",)), ("a",), "3.11", ""),
+        _Recipe("toy", NEEDS, ("b",), "3.11", ""),
+        _Recipe("toy", NEEDS, ("a",), "3.12", ""),
     ]
     assert base.key == same.key and base.key.startswith("toy-")
     assert len({base.key, *(other.key for other in others)}) == 4
 
 
-def test_markers_are_json(tmp_path: Path) -> None:
+def test_marker_is_json(tmp_path: Path) -> None:
     assert json.loads((make(tmp_path) / cache.MARKER).read_text())["distributions"] == ["toy-1.0.dist-info"]

@@ -1,4 +1,4 @@
-"""What the running Python holds."""
+"""What the running Python has installed, and version specifiers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def needs(distribution: str = "pytest", *modules: str, requirements: tuple[str, 
     return Needs(distribution, modules or (distribution,), requirements)
 
 
-def test_the_version_of_what_is_there() -> None:
+def test_version_of_an_installed_engine() -> None:
     assert scan.installed(needs("pytest")) == version("pytest")
     assert scan.installed(needs("pytest", "_pytest.config.argparsing")) == version("pytest")
 
@@ -25,11 +25,11 @@ def test_the_version_of_what_is_there() -> None:
     "wanted",
     [needs("no-such-thing"), needs("pytest", "pytest", "no_such_module"), needs("pytest", "_pytest.no_such_module")],
 )
-def test_what_is_not_there(wanted: Needs) -> None:
+def test_missing_engine_has_no_version(wanted: Needs) -> None:
     assert scan.installed(wanted) is None
 
 
-def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loud_package").mkdir()
     (tmp_path / "loud_package" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "loud_package" / "part.py").write_text("")
@@ -44,9 +44,12 @@ def test_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (">=3.11", (3, 11, 7), True),
         (">=3.9,<3.13", (3, 12, 1), True),
         (">=3.9,<3.13", (3, 13, 0), False),
-        (">=3.9, <=3.12", (3, 12, 9), True),
-        ("==3.11", (3, 11, 2), True),
-        ("!=3.11", (3, 11, 2), False),
+        (">=3.9, <=3.12", (3, 12, 3), False),
+        ("<=3.12", (3, 12, 0), True),
+        ("~=3.11", (3, 12, 3), True),
+        ("==3.11.*", (3, 11, 2), True),
+        ("==3.11", (3, 11, 2), False),
+        ("!=3.11.*", (3, 11, 2), False),
         (">3.10", (3, 11, 0), True),
         ("", (3, 8, 0), True),
     ],
@@ -55,12 +58,26 @@ def test_python_versions(condition: str, python: tuple[int, ...], allowed: bool)
     assert scan.python_allowed(condition, python) is allowed
 
 
-def test_a_condition_that_is_none() -> None:
-    with pytest.raises(ValueError, match="not a condition"):
-        scan.python_allowed("~=3", (3, 11))
+def test_invalid_specifier_raises() -> None:
+    with pytest.raises(ValueError, match="Invalid specifier"):
+        scan.python_allowed("about 3", (3, 11))
 
 
-def test_what_is_here_is_pinned_and_the_rest_left() -> None:
-    wanted = needs("pytest", requirements=("pytest[x]>=1", "hypothesis==1.0", "ruff>=0.1", "no-such-thing==3"))
-    here = (f"pytest[x]=={version('pytest')}", f"hypothesis=={version('hypothesis')}", "ruff>=0.1", "no-such-thing==3")
-    assert scan.pinned(wanted) == here
+def test_engine_is_pinned_to_its_installed_version() -> None:
+    wanted = needs("pytest", requirements=("pytest[x]>=1", "ruff>=0.1", "no-such-thing==3"))
+    assert scan.pinned(wanted) == (f"pytest[x]=={version('pytest')}", "ruff>=0.1", "no-such-thing==3")
+    assert scan.pinned(needs("pytest", requirements=("pytest<1",))) == ("pytest<1",)
+
+
+def test_installed_versions_that_differ_from_pins_are_reported() -> None:
+    same = f"pytest=={version('pytest')}"
+    wanted = needs("pytest", requirements=(same, "hypothesis==1.0", "ruff>=0.1", "no-such-thing==3"))
+    assert scan.differences(wanted) == (scan.Difference("hypothesis", version("hypothesis"), "1.0"),)
+    assert scan.differences(needs("pytest", requirements=(same,))) == ()
+
+
+def test_packages_override_pins() -> None:
+    wanted = needs("toy", requirements=("Toy[all]==1.0", "other==2", "numpy>=2"))
+    kept, found = scan.overridden(wanted, ["toy==2.0", "other==2", "numpy<3", "./path", "pandas"])
+    assert kept.requirements == ("Toy[all]", "other==2", "numpy>=2")
+    assert [str(each) for each in found] == ["Toy 2.0 instead of 1.0"]

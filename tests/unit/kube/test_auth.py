@@ -1,4 +1,4 @@
-"""Credentials: files that change, and plug-ins, which are real little programs here."""
+"""Credentials: files that change, and exec credential plugins, which are real programs here."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def header(credentials: Credentials) -> str:
 
 
 def plugin(folder: Path, status: dict[str, Any], version: str = VERSIONS[0], **options: Any) -> ExecPlugin:
-    """A program that counts its runs, keeps what it was told, and prints a credential; $N becomes its run's number."""
+    """Write a plugin that counts its runs, records its input and prints a credential; $N becomes the run's number."""
     text = json.dumps({"kind": "ExecCredential", "apiVersion": version, "status": status})
-    program = folder / "log-in"
+    program = folder / "print-credential"
     program.write_text(
         f"#!{sys.executable}\n"
         "import os, sys, pathlib\n"
         f"folder = pathlib.Path({str(folder)!r})\n"
         "with (folder / 'runs').open('a') as runs: runs.write('x')\n"
         "info, more = os.environ['KUBERNETES_EXEC_INFO'], os.environ.get('K', '')\n"
-        "(folder / 'told').write_text(info + '\\n' + more + str(sys.argv[1:]))\n"
+        "(folder / 'input').write_text(info + '\\n' + more + str(sys.argv[1:]))\n"
         f"print({text!r}.replace('$N', str(len((folder / 'runs').read_text()))))\n"
     )
     program.chmod(0o755)
-    return ExecPlugin(str(program), api_version=version, interactive="Never", **options)
+    return ExecPlugin(str(program), api_version=version, interactive_mode="Never", **options)
 
 
 def runs(folder: Path) -> int:
@@ -56,13 +56,13 @@ def in_seconds(seconds: float) -> str:
     return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def test_static_ones() -> None:
+def test_static_token_and_basic_auth() -> None:
     assert header(Credentials(Target(SERVER, token="t"), {})) == "Bearer t"
     assert header(Credentials(Target(SERVER, username="u", password="p"), {})) == "Basic dTpw"
     assert header(Credentials(Target(SERVER), {})) == ""
 
 
-def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "token"
     path.write_text("one\n")
     made = Credentials(Target(SERVER, token_file=str(path)), {})
@@ -71,18 +71,18 @@ def test_a_token_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert header(made) == "Bearer one"
     assert asyncio.run(made.renew())
     assert header(made) == "Bearer two"
-    assert not asyncio.run(made.renew()), "the same token was refused already"
-    monkeypatch.setattr(auth, "TOKEN_SECONDS", 0)
+    assert not asyncio.run(made.renew()), "the token in the file did not change"
+    monkeypatch.setattr(auth, "RELOAD_SECONDS", 0)
     path.write_text("three")
     assert header(made) == "Bearer three"
     path.unlink()
     assert header(made) == "Bearer three"
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="Cannot read token file"):
         header(Credentials(Target(SERVER, token_file=str(path)), {}))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_plugin_is_told_and_asked_once(tmp_path: Path, version: str) -> None:
+def test_concurrent_requests_run_the_plugin_once(tmp_path: Path, version: str) -> None:
     options = {"args": ("a",), "env": (("K", "V"),), "cluster_info": {"server": SERVER}}
     made = credentials(plugin(tmp_path, {"token": "t$N"}, version, **options))
 
@@ -91,41 +91,41 @@ def test_a_plugin_is_told_and_asked_once(tmp_path: Path, version: str) -> None:
 
     assert {dict(lines)["Authorization"] for lines in asyncio.run(many())} == {"Bearer t1"}
     assert runs(tmp_path) == 1
-    info, rest = (tmp_path / "told").read_text().split("\n")
+    info, rest = (tmp_path / "input").read_text().split("\n")
     assert json.loads(info)["spec"] == {"interactive": False, "cluster": {"server": SERVER}}
     assert (json.loads(info)["apiVersion"], rest) == (version, "V['a']")
 
 
-def test_many_refusals_at_once_are_one_renewal(tmp_path: Path) -> None:
+def test_concurrent_401_responses_run_the_plugin_once(tmp_path: Path) -> None:
     made = credentials(plugin(tmp_path, {"token": "t$N"}))
 
-    async def refused_together() -> None:
+    async def body() -> None:
         await made.headers()
-        used = made.stamp
-        assert all(await asyncio.gather(*[made.renew(used) for _ in range(10)]))
-        assert await made.renew(used), "an answer that came late, to the credentials of before"
+        rejected = made.version
+        assert all(await asyncio.gather(*[made.renew(rejected) for _ in range(10)]))
+        assert await made.renew(rejected), "a late response to the old credentials"
         assert dict(await made.headers())["Authorization"] == "Bearer t2"
         assert runs(tmp_path) == 2
-        assert await made.renew(made.stamp) and runs(tmp_path) == 3, "these were refused, too"
+        assert await made.renew(made.version) and runs(tmp_path) == 3, "the new credentials were rejected too"
 
-    asyncio.run(refused_together())
+    asyncio.run(body())
 
 
-def test_many_refusals_at_once_read_a_token_file_once(tmp_path: Path) -> None:
+def test_concurrent_401_responses_reload_the_token_file_once(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("one")
     made = Credentials(Target(SERVER, token_file=str(path)), {})
     assert header(made) == "Bearer one"
     path.write_text("two")
-    used = made.stamp
-    assert [asyncio.run(made.renew(used)) for _ in range(3)] == [True] * 3
-    assert not asyncio.run(made.renew(made.stamp)), "the new one was refused"
+    rejected = made.version
+    assert [asyncio.run(made.renew(rejected)) for _ in range(3)] == [True] * 3
+    assert not asyncio.run(made.renew(made.version)), "the new token was rejected too"
 
 
-def test_a_deadline_of_a_request_does_not_end_a_plugin(tmp_path: Path) -> None:
+def test_request_timeout_does_not_kill_the_plugin(tmp_path: Path) -> None:
     entry = plugin(tmp_path, {"token": "t$N"})
     program = Path(entry.command)
-    program.write_text(program.read_text().replace("import os", "import time; time.sleep(0.5)\nimport os"))
+    program.write_text(program.read_text().replace("import os", "import time; time.sleep(2)\nimport os"))
 
     async def body() -> None:
         made = credentials(entry)
@@ -140,19 +140,19 @@ def test_a_deadline_of_a_request_does_not_end_a_plugin(tmp_path: Path) -> None:
         await again.close()
 
     asyncio.run(body())
-    assert runs(tmp_path) == 1, "one that nobody waits for any more is ended"
+    assert runs(tmp_path) == 1, "close() kills a running plugin"
 
 
-def test_a_plugin_s_token_lasts_until_it_expires(tmp_path: Path) -> None:
+def test_plugin_runs_again_when_its_token_expires(tmp_path: Path) -> None:
     status = {"token": "t$N", "expirationTimestamp": in_seconds(3600)}
     made = credentials(plugin(tmp_path, status))
     assert header(made) == header(made) == "Bearer t1"
     plugin(tmp_path, {**status, "expirationTimestamp": in_seconds(5)})
     assert asyncio.run(made.renew())
-    assert header(made) == "Bearer t3", "what expires within seconds is not used"
+    assert header(made) == "Bearer t3", "a token that expires within seconds is not used"
 
 
-def test_a_plugin_s_certificate(tmp_path: Path) -> None:
+def test_new_plugin_certificate_replaces_the_tls_context(tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     made = credentials(plugin(tmp_path, {"clientCertificateData": cert, "clientKeyData": key}))
     first = asyncio.run(made.tls())
@@ -161,73 +161,73 @@ def test_a_plugin_s_certificate(tmp_path: Path) -> None:
     other, key = certificate(tmp_path)
     plugin(tmp_path, {"clientCertificateData": other, "clientKeyData": key})
     asyncio.run(made.renew())
-    assert asyncio.run(made.tls()) is not first, "connections with the old certificate are not used again"
+    assert asyncio.run(made.tls()) is not first, "connections with the old certificate must not be reused"
 
 
-def test_certificate_files_that_somebody_renews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renewed_certificate_files_are_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate(tmp_path)
     cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
     made = Credentials(Target(SERVER, cert=Pem(path=str(cert)), key=Pem(path=str(key))), os.environ)
     first = asyncio.run(made.tls())
     certificate(tmp_path)
-    assert asyncio.run(made.tls()) is first, "not at every request"
-    monkeypatch.setattr("oars.kube.auth.TOKEN_SECONDS", -1.0)
+    assert asyncio.run(made.tls()) is first, "the files are not checked for every request"
+    monkeypatch.setattr("oars.kube.auth.RELOAD_SECONDS", -1.0)
     second = asyncio.run(made.tls())
     assert second is not first and asyncio.run(made.tls()) is second
     whole = key.read_text()
     key.write_text(whole[:20])
-    assert asyncio.run(made.tls()) is second and not asyncio.run(made.renew()), "a half-written one is not used"
+    assert asyncio.run(made.tls()) is second and not asyncio.run(made.renew()), "a half-written key is not used"
     key.write_text(whole)
-    assert asyncio.run(made.renew()), "and after a 401 at once"
+    assert asyncio.run(made.renew()), "status 401 reloads the files at once"
     cert.unlink()
     assert asyncio.run(made.tls()) is not None
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "neither": ({"token": ""}, "neither token nor certificate"),
-    "half a pair": ({"clientCertificateData": "x"}, "neither token nor certificate"),
-    "odd time": ({"token": "t", "expirationTimestamp": "soon"}, "no ExecCredential"),
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "neither token nor certificate": ({"token": ""}, "neither a token nor a certificate"),
+    "certificate without key": ({"clientCertificateData": "x"}, "neither a token nor a certificate"),
+    "invalid timestamp": ({"token": "t", "expirationTimestamp": "soon"}, "invalid ExecCredential"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_plugins(tmp_path: Path, case: str) -> None:
-    status, words = WRONG[case]
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_exec_credential_is_an_error(tmp_path: Path, case: str) -> None:
+    status, message = INVALID[case]
+    with pytest.raises(ConfigError, match=message):
         header(credentials(plugin(tmp_path, status)))
 
 
-def test_plugins_that_fail(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not here") as missing:
-        header(credentials(ExecPlugin("no-such-program", interactive="Never", install_hint="brew install it")))
+def test_plugin_failures_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not installed") as missing:
+        header(credentials(ExecPlugin("no-such-program", interactive_mode="Never", install_hint="brew install it")))
     assert missing.value.hint == "brew install it"
     made = plugin(tmp_path, {"token": "t"})
-    with pytest.raises(ConfigError, match="speaks"):
+    with pytest.raises(ConfigError, match=r"returned client.authentication.k8s.io/v1, not"):
         header(credentials(replace(made, api_version=VERSIONS[1])))
     Path(made.command).write_text("#!/bin/sh\necho 'log in first' >&2\nexit 3\n")
-    with pytest.raises(ConfigError, match="code 3") as failed:
+    with pytest.raises(ConfigError, match="exit code 3") as failed:
         header(credentials(made))
     assert failed.value.details == ("log in first",)
 
 
-def test_a_plugin_that_must_ask_needs_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interactive_plugin_needs_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "stdin").open("w+") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        made = replace(plugin(tmp_path, {"token": "t"}), interactive="Always")
-        with pytest.raises(ConfigError, match="no terminal"):
+        made = replace(plugin(tmp_path, {"token": "t"}), interactive_mode="Always")
+        with pytest.raises(ConfigError, match="not a terminal"):
             header(credentials(made))
-        assert header(credentials(replace(made, interactive="IfAvailable"))) == "Bearer t"
+        assert header(credentials(replace(made, interactive_mode="IfAvailable"))) == "Bearer t"
 
 
-def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oars.kube.execplugin.SECONDS", 0.3)
+def test_hanging_plugin_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oars.kube.exec_plugin.TIMEOUT", 0.3)
     made = plugin(tmp_path, {"token": "t"})
     Path(made.command).write_text("#!/bin/sh\nexec sleep 100\n")
-    with pytest.raises(ConfigError, match="said nothing"):
+    with pytest.raises(ConfigError, match=r"did not finish within 0.3 s"):
         header(credentials(made))
 
 
-def test_impersonation() -> None:
+def test_impersonation_headers() -> None:
     who = Impersonation("ann", "7", ("g", "h"), (("acme.com/x", ("1", "2")),))
     assert impersonation_headers(who) == [
         ("Impersonate-User", "ann"),
@@ -239,7 +239,7 @@ def test_impersonation() -> None:
     ]
 
 
-def test_unusable_certificates(tmp_path: Path) -> None:
+def test_invalid_certificates_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="authority"):
         tls_context(Target(SERVER, ca=Pem(data="no PEM")), Pem(), Pem())
     with pytest.raises(ConfigError, match="client certificate"):
@@ -247,9 +247,10 @@ def test_unusable_certificates(tmp_path: Path) -> None:
 
 
 def certificate(folder: Path) -> tuple[str, str]:
+    """Write a new self-signed certificate and its key; return their PEM text."""
     cert, key = folder / "c.pem", folder / "k.pem"
-    words = (
+    command = (
         f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=u -keyout {key} -out {cert}"
     )
-    subprocess.run(words.split(), check=True, capture_output=True, timeout=30)
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=30)
     return cert.read_text(), key.read_text()

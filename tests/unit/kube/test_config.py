@@ -1,4 +1,4 @@
-"""Kubeconfigs by kubectl's rules: written to files, read as a user's would be."""
+"""Kubeconfigs are loaded by kubectl's rules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 import yaml
 
 from oars.kube import config
-from oars.kube.config import load
+from oars.kube.config import load, proxy_from_environment
 from oars.kube.errors import ConfigError
-from oars.kube.proxies import proxy_of
 
 
 def content(name: str, **changes: Any) -> dict[str, Any]:
-    """A kubeconfig of one cluster, user and context, all of one name."""
+    """Return a kubeconfig with one cluster, user and context, all of the same name."""
     return {
         "current-context": changes.get("current", name),
         "clusters": [{"name": name, "cluster": {"server": f"https://{name}:6443", **changes.get("cluster", {})}}],
@@ -25,14 +24,14 @@ def content(name: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def written(path: Path, what: dict[str, Any]) -> Path:
+def write(path: Path, what: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(what))
     return path
 
 
-def test_home_is_the_last_file_looked_for(tmp_path: Path) -> None:
-    written(tmp_path / ".kube/config", content("a"))
+def test_default_file_is_in_the_home_directory(tmp_path: Path) -> None:
+    write(tmp_path / ".kube/config", content("a"))
     target = load({"HOME": str(tmp_path)})
     assert (target.server, target.context, target.namespace, target.token) == (
         "https://a:6443",
@@ -42,27 +41,26 @@ def test_home_is_the_last_file_looked_for(tmp_path: Path) -> None:
     )
 
 
-def test_an_explicit_file_wins_over_the_list(tmp_path: Path) -> None:
-    a, b = written(tmp_path / "a", content("a")), written(tmp_path / "b", content("b"))
+def test_kubeconfig_argument_takes_precedence_over_the_environment(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a", content("a")), write(tmp_path / "b", content("b"))
     assert load({"KUBECONFIG": str(a), "HOME": str(tmp_path)}, kubeconfig=b).context == "b"
 
 
-def test_a_list_is_merged_and_the_first_wins(tmp_path: Path) -> None:
+def test_files_are_merged_and_the_first_definition_wins(tmp_path: Path) -> None:
     first = content("a", current="")
     second = {
         **content("b"),
         "clusters": [*content("b")["clusters"], *content("a", cluster={"server": "https://no"})["clusters"]],
     }
-    paths = [written(tmp_path / "one", first), tmp_path / "missing", written(tmp_path / "two", second)]
+    paths = [write(tmp_path / "one", first), tmp_path / "missing", write(tmp_path / "two", second)]
     environ = {"KUBECONFIG": ":".join(map(str, paths))}
     assert load(environ).context == "b"
     assert load(environ, context="a").server == "https://a:6443"
-    assert config.contexts(environ) == ["a", "b"]
 
 
-def test_paths_are_relative_to_their_file(tmp_path: Path) -> None:
+def test_relative_paths_refer_to_the_directory_of_their_file(tmp_path: Path) -> None:
     user = {"client-certificate": "c.pem", "client-key": "/abs/k.pem", "tokenFile": "../token"}
-    one = written(tmp_path / "sub/one", content("a", user=user, cluster={"certificate-authority": "ca.pem"}))
+    one = write(tmp_path / "sub/one", content("a", user=user, cluster={"certificate-authority": "ca.pem"}))
     target = load({"KUBECONFIG": str(one)})
     assert target.ca.path == str(tmp_path / "sub/ca.pem")
     assert target.cert.path == str(tmp_path / "sub/c.pem")
@@ -70,23 +68,23 @@ def test_paths_are_relative_to_their_file(tmp_path: Path) -> None:
     assert Path(target.token_file).resolve() == tmp_path / "token"
 
 
-def test_data_wins_over_a_path(tmp_path: Path) -> None:
+def test_inline_data_takes_precedence_over_a_path(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
     cluster = {"certificate-authority": "ca.pem", "certificate-authority-data": data, "tls-server-name": "k"}
-    one = written(tmp_path / "one", content("a", cluster={**cluster, "insecure-skip-tls-verify": True}))
+    one = write(tmp_path / "one", content("a", cluster={**cluster, "insecure-skip-tls-verify": True}))
     target = load({"KUBECONFIG": str(one)})
     assert (target.ca.text(), target.tls_server_name, target.insecure) == ("PEM", "k", True)
 
 
 @pytest.mark.parametrize(
-    ("asked", "of_context", "expected"), [("x", "y", "x"), (None, "y", "y"), (None, None, "default")]
+    ("argument", "of_context", "expected"), [("x", "y", "x"), (None, "y", "y"), (None, None, "default")]
 )
-def test_namespace(tmp_path: Path, asked: str | None, of_context: str | None, expected: str) -> None:
-    one = written(tmp_path / "one", content("a", context={"namespace": of_context} if of_context else {}))
-    assert load({"KUBECONFIG": str(one)}, namespace=asked).namespace == expected
+def test_namespace_precedence(tmp_path: Path, argument: str | None, of_context: str | None, expected: str) -> None:
+    one = write(tmp_path / "one", content("a", context={"namespace": of_context} if of_context else {}))
+    assert load({"KUBECONFIG": str(one)}, namespace=argument).namespace == expected
 
 
-def test_impersonation_and_basic(tmp_path: Path) -> None:
+def test_impersonation_and_basic_auth(tmp_path: Path) -> None:
     user = {
         "username": "u",
         "password": "p",
@@ -95,112 +93,110 @@ def test_impersonation_and_basic(tmp_path: Path) -> None:
         "as-groups": ["g"],
         "as-user-extra": {"k": ["v"]},
     }
-    target = load({"KUBECONFIG": str(written(tmp_path / "one", content("a", user=user)))})
+    target = load({"KUBECONFIG": str(write(tmp_path / "one", content("a", user=user)))})
     who = target.impersonate
     assert (target.username, target.password) == ("u", "p")
     assert (who.user, who.uid, who.groups, who.extra) == ("ann", "7", ("g",), (("k", ("v",)),))
 
 
-def test_secrets_are_not_shown(tmp_path: Path) -> None:
+def test_repr_does_not_show_secrets(tmp_path: Path) -> None:
     user = {
-        "token": "hush-1",
+        "token": "hidden-1",
         "username": "u",
-        "password": "hush-2",
-        "client-key-data": base64.b64encode(b"hush-3").decode(),
+        "password": "hidden-2",
+        "client-key-data": base64.b64encode(b"hidden-3").decode(),
     }
-    one = written(tmp_path / "one", content("a", user=user, cluster={"proxy-url": "http://u:hush-4@p"}))
-    assert "hush" not in repr(load({"KUBECONFIG": str(one)}))
+    one = write(tmp_path / "one", content("a", user=user, cluster={"proxy-url": "http://u:hidden-4@p"}))
+    assert "hidden-" not in repr(load({"KUBECONFIG": str(one)}))
 
 
-def test_exec_plugin(tmp_path: Path) -> None:
+def test_exec_plugin_entry_is_read(tmp_path: Path) -> None:
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
-        "command": "./bin/log-in",
+        "command": "./bin/plugin",
         "args": ["a", 1],
         "env": [{"name": "K", "value": "V"}],
         "interactiveMode": "Never",
         "provideClusterInfo": True,
-        "installHint": "get it",
+        "installHint": "install it",
     }
     extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "x"}}]
     data = base64.b64encode(b"CA").decode()
     cluster = {"certificate-authority-data": data, "extensions": extensions}
-    target = load(
-        {"KUBECONFIG": str(written(tmp_path / "d/one", content("a", user={"exec": plugin}, cluster=cluster)))}
-    )
+    target = load({"KUBECONFIG": str(write(tmp_path / "d/one", content("a", user={"exec": plugin}, cluster=cluster)))})
     found = target.exec_plugin
     assert found is not None
-    assert found.command == str(tmp_path / "d/bin/log-in")
-    assert (found.args, found.env, found.interactive, found.install_hint) == (
+    assert found.command == str(tmp_path / "d/bin/plugin")
+    assert (found.args, found.env, found.interactive_mode, found.install_hint) == (
         ("a", "1"),
         (("K", "V"),),
         "Never",
-        "get it",
+        "install it",
     )
-    told = {"server": "https://a:6443", "certificate-authority-data": data, "config": {"audience": "x"}}
-    assert found.cluster_info == told
+    expected = {"server": "https://a:6443", "certificate-authority-data": data, "config": {"audience": "x"}}
+    assert found.cluster_info == expected
 
 
-def test_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_account_is_used_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "SERVICE_ACCOUNT", tmp_path)
-    for name, text in {"token": "t", "namespace": "mine\n", "ca.crt": "CA"}.items():
+    for name, text in {"token": "t", "namespace": "team\n", "ca.crt": "CA"}.items():
         (tmp_path / name).write_text(text)
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443", "HOME": "/nonexistent"}
     target = load(environ)
-    assert (target.server, target.namespace) == ("https://[fd00::1]:443", "mine")
+    assert (target.server, target.namespace) == ("https://[fd00::1]:443", "team")
     assert (target.token_file, target.ca.text()) == (str(tmp_path / "token"), "CA")
     with pytest.raises(ConfigError):
         load(environ, context="a")
 
 
-WRONG = {
-    "no file": ({}, {}, "No kubeconfig was found"),
+INVALID = {
+    "no file": ({}, {}, "No kubeconfig found"),
     "unknown context": (content("prod-eu"), {"context": "prod-ue"}, "Did you mean 'prod-eu'"),
     "no server": (content("a", cluster={"server": ""}), {}, "has no server"),
     "auth-provider": (content("a", user={"auth-provider": {"name": "gcp"}}), {}, "uses auth-provider"),
-    "old plug-in": (
+    "unsupported plugin version": (
         content("a", user={"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}),
         {},
         "v1alpha1",
     ),
-    "odd mode": (
+    "unknown interactive mode": (
         content("a", user={"exec": {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Maybe"}}),
         {},
         "'Maybe'",
     ),
-    "no user": ({**content("a"), "users": []}, {}, "no user 'a'"),
-    "bad base64": (content("a", cluster={"certificate-authority-data": "x"}), {}, "not base64"),
-    "shape": ({"clusters": {"a": 1}}, {}, "is no kubeconfig"),
-    "two and none chosen": (
+    "no user": ({**content("a"), "users": []}, {}, "No user 'a'"),
+    "bad base64": (content("a", cluster={"certificate-authority-data": "x"}), {}, "not valid base64"),
+    "wrong structure": ({"clusters": {"a": 1}}, {}, "is not a kubeconfig"),
+    "two contexts, none selected": (
         {**content("a", current=""), "contexts": [*content("a")["contexts"], *content("b")["contexts"]]},
         {},
-        "No context is chosen",
+        "current-context is not set",
     ),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_ones_say_what_to_do(tmp_path: Path, case: str) -> None:
-    what, arguments, words = WRONG[case]
-    path = written(tmp_path / "one", what) if what else tmp_path / "one"
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_kubeconfig_raises_an_error_with_a_hint(tmp_path: Path, case: str) -> None:
+    what, arguments, message = INVALID[case]
+    path = write(tmp_path / "one", what) if what else tmp_path / "one"
     with pytest.raises(ConfigError) as error:
         load({"KUBECONFIG": str(path)}, **arguments)
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert error.value.hint
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_unreadable_kubeconfig_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a: [")
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         load({}, kubeconfig=tmp_path / "one")
-    with pytest.raises(ConfigError, match="no kubeconfig"):
+    with pytest.raises(ConfigError, match="does not exist"):
         load({}, kubeconfig=tmp_path / "two")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="Cannot read kubeconfig"):
         load({}, kubeconfig=tmp_path)
 
 
-def test_a_single_context_needs_no_choice(tmp_path: Path) -> None:
-    assert load({}, kubeconfig=written(tmp_path / "one", content("a", current=""))).context == "a"
+def test_only_context_is_the_default(tmp_path: Path) -> None:
+    assert load({}, kubeconfig=write(tmp_path / "one", content("a", current=""))).context == "a"
 
 
 PROXIES = [
@@ -222,5 +218,5 @@ PROXIES = [
 
 
 @pytest.mark.parametrize(("server", "environ", "expected"), PROXIES)
-def test_proxies_of_the_environment(server: str, environ: dict[str, str], expected: str) -> None:
-    assert proxy_of(server, environ) == expected
+def test_proxy_from_environment(server: str, environ: dict[str, str], expected: str) -> None:
+    assert proxy_from_environment(server, environ) == expected

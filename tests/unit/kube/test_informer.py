@@ -1,4 +1,4 @@
-"""The informer's own thinking, with a client that plays lists and watches from a script."""
+"""Informer behaviour, with a client that returns scripted lists and watches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def pod(name: str, version: int) -> Object:
 
 
 class Script:
-    """Lists and watches in turn; what is an exception is raised. At the end it waits for ever."""
+    """A client whose lists and watches return the given steps in turn. Exceptions are raised. After the last step it
+    blocks."""
 
     def __init__(self, *steps: Any) -> None:
         self.steps = list(steps)
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.done = asyncio.Event()
 
     async def next(self) -> Any:
@@ -38,12 +39,12 @@ class Script:
         return step
 
     async def list(self, *_: object, **__: object) -> Listing:
-        self.asked.append("list")
+        self.requests.append("list")
         version, *items = await self.next()
         return Listing(items, str(version))
 
     async def watch(self, *_: object, resource_version: str, **__: object) -> AsyncIterator[tuple[str, Object]]:
-        self.asked.append(resource_version)
+        self.requests.append(resource_version)
         for event in await self.next():
             if isinstance(event, Exception):
                 raise event
@@ -51,30 +52,30 @@ class Script:
 
 
 def play(*steps: Any, **options: Any) -> tuple[Script, Informer, list[tuple[str, str]]]:
-    """Run an informer through the script; returns what it was told in the words of its callback."""
-    told: list[tuple[str, str]] = []
+    """Run an informer through the script; return the calls of its callback as (name, change)."""
+    changes: list[tuple[str, str]] = []
 
-    def changed(key: Key, old: Object | None, new: Object | None) -> None:
-        told.append((key[1], "new" if old is None else "gone" if new is None else "changed"))
+    def on_change(key: Key, old: Object | None, new: Object | None) -> None:
+        changes.append((key[1], "new" if old is None else "deleted" if new is None else "changed"))
 
     async def body() -> tuple[Script, Informer]:
         script = Script(*steps)
-        informer = Informer(cast("Client", script), POD, "n", changed=changed, **options)
+        informer = Informer(cast("Client", script), POD, "n", on_change=on_change, **options)
         task = asyncio.create_task(informer.run())
         await asyncio.wait(
-            [task, asyncio.create_task(script.done.wait())], return_when=asyncio.FIRST_COMPLETED, timeout=5
+            [task, asyncio.create_task(script.done.wait())], return_when=asyncio.FIRST_COMPLETED, timeout=60
         )
         if task.done():
             task.result()
         task.cancel()
         return script, informer
 
-    return *asyncio.run(body()), told
+    return *asyncio.run(body()), changes
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(informers, "FIRST_WAIT", 0.001)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(informers, "FIRST_DELAY", 0.001)
 
 
 BROKEN = Unreachable("cut")
@@ -83,79 +84,79 @@ OLD = ApiError(410, {})
 
 def test_list_then_watch() -> None:
     events = [("ADDED", pod("b", 2)), ("MODIFIED", pod("a", 3)), ("DELETED", pod("b", 4))]
-    script, informer, told = play((1, pod("a", 1)), events)
-    assert told == [("a", "new"), ("b", "new"), ("a", "changed"), ("b", "gone")]
+    script, informer, changes = play((1, pod("a", 1)), events)
+    assert changes == [("a", "new"), ("b", "new"), ("a", "changed"), ("b", "deleted")]
     assert list(informer.objects) == [("n", "a")] and informer.synced.is_set()
-    assert script.asked == ["list", "1", "4"], "an ended watch goes on where it was"
+    assert script.requests == ["list", "1", "4"], "the next watch starts where the last one ended"
 
 
-def test_bookmarks_move_the_version_only() -> None:
-    script, _, told = play((1,), [("BOOKMARK", {"metadata": {"resourceVersion": "9"}}), BROKEN])
-    assert (script.asked, told) == (["list", "1", "9"], [])
+def test_bookmark_updates_only_the_resource_version() -> None:
+    script, _, changes = play((1,), [("BOOKMARK", {"metadata": {"resourceVersion": "9"}}), BROKEN])
+    assert (script.requests, changes) == (["list", "1", "9"], [])
 
 
-def test_after_410_what_went_meanwhile_is_told() -> None:
+def test_relist_after_410_reports_missed_changes() -> None:
     first = (1, pod("a", 1), pod("b", 1), pod("c", 1))
-    script, informer, told = play(first, [OLD], (9, pod("a", 1), pod("b", 5), pod("d", 6)))
-    assert told[3:] == [("c", "gone"), ("b", "changed"), ("d", "new")], "and what did not change is not"
-    assert script.asked == ["list", "1", "list", "9"]
+    script, informer, changes = play(first, [OLD], (9, pod("a", 1), pod("b", 5), pod("d", 6)))
+    assert changes[3:] == [("c", "deleted"), ("b", "changed"), ("d", "new")], "unchanged objects are not reported"
+    assert script.requests == ["list", "1", "list", "9"]
     assert {key[1] for key in informer.objects} == {"a", "b", "d"}
 
 
-def test_failures_of_any_kind_are_survived() -> None:
-    refused = ApiError(403, {})
-    script, informer, told = play(BROKEN, refused, OLD, (1, pod("a", 1)), [BROKEN], refused, [("ADDED", pod("b", 2))])
-    assert [name for name, _ in told] == ["a", "b"]
-    assert script.asked[:4] == ["list"] * 4 and script.asked[4:7] == ["1", "1", "1"]
+def test_informer_recovers_from_all_failures() -> None:
+    denied = ApiError(403, {})
+    script, informer, changes = play(BROKEN, denied, OLD, (1, pod("a", 1)), [BROKEN], denied, [("ADDED", pod("b", 2))])
+    assert [name for name, _ in changes] == ["a", "b"]
+    assert script.requests[:4] == ["list"] * 4 and script.requests[4:7] == ["1", "1", "1"]
     assert informer.synced.is_set()
 
 
-def test_a_watch_that_is_refused_again_and_again_leads_to_a_list() -> None:
-    wrong = ApiError(400, {})
-    script, _, _ = play((1,), [wrong], [wrong], [wrong], (5,))
-    assert script.asked == ["list", "1", "1", "1", "list", "5"]
+def test_repeatedly_rejected_watch_causes_a_relist() -> None:
+    rejected = ApiError(400, {})
+    script, _, _ = play((1,), [rejected], [rejected], [rejected], (5,))
+    assert script.requests == ["list", "1", "1", "1", "list", "5"]
 
 
-def test_keep_trims() -> None:
-    _, informer, _ = play((1, pod("a", 1)), keep=lambda obj: {"metadata": {"name": obj["metadata"]["name"]}})
+def test_transform_is_applied_before_caching() -> None:
+    _, informer, _ = play((1, pod("a", 1)), transform=lambda obj: {"metadata": {"name": obj["metadata"]["name"]}})
     assert informer.objects == {("n", "a"): {"metadata": {"name": "a"}}}
 
 
-def test_a_fault_of_the_callback_is_not_hidden() -> None:
+def test_error_in_transform_is_raised() -> None:
     def broken(obj: Object) -> Object:
-        raise KeyError("mine")
+        raise KeyError("broken")
 
-    with pytest.raises(KeyError, match="mine"):
-        play((1, pod("a", 1)), keep=broken)
+    with pytest.raises(KeyError, match="broken"):
+        play((1, pod("a", 1)), transform=broken)
 
 
-def test_the_wait_grows_and_is_capped() -> None:
+def test_backoff_grows_up_to_a_maximum() -> None:
     async def body() -> list[float]:
         informer = Informer(cast("Client", None), POD)
-        waits = []
+        delays = []
         for failures in (1, 5, 100):
             informer._failures = failures
-            waits.append(informer._wait())
-        return waits
+            delays.append(informer._backoff())
+        return delays
 
     first, later, last = asyncio.run(body())
-    assert first < later and last <= informers.LONGEST_WAIT
+    assert first < later and last <= informers.MAX_DELAY
 
 
-# those who wait for the first list
+# Waiting for the first list
 
 
 FORBIDDEN = ApiError(403, {"message": 'User "ann" cannot list resource "pods" in API group "" in the namespace "n"'})
 
 
 def wait_for_lists(*scripts: Script, seconds: float = 5.0) -> list[Informer]:
-    """Run an informer per script until all have listed, or raise what whoever waits is told."""
+    """Run one informer per script until all are synced; raise what the waiting caller gets."""
 
     async def body() -> list[Informer]:
         started = [Informer(cast("Client", script), POD, "n") for script in scripts]
         tasks = [asyncio.create_task(each.run()) for each in started]
         try:
-            await asyncio.wait_for(informers.await_synced(started, seconds), 4)
+            await asyncio.wait_for(informers.wait_all_synced(started, seconds), 4)
         finally:
             for task in tasks:
                 task.cancel()
@@ -164,7 +165,7 @@ def wait_for_lists(*scripts: Script, seconds: float = 5.0) -> list[Informer]:
     return asyncio.run(body())
 
 
-def test_the_last_error_is_kept_until_something_goes_right() -> None:
+def test_error_is_kept_until_the_next_success() -> None:
     _, failing, _ = play(BROKEN, FORBIDDEN)
     assert failing.error is FORBIDDEN
     _, listed, _ = play(BROKEN, (1, pod("a", 1)))
@@ -175,19 +176,19 @@ def test_the_last_error_is_kept_until_something_goes_right() -> None:
     assert watched.error is None
 
 
-def test_whoever_waits_for_lists_hears_of_a_missing_right_at_once() -> None:
-    with pytest.raises(ApiError) as told:
+def test_waiting_for_sync_raises_a_denied_request_at_once() -> None:
+    with pytest.raises(ApiError) as raised:
         wait_for_lists(Script((1, pod("a", 1))), Script(BROKEN, FORBIDDEN), seconds=60)
-    assert told.value is FORBIDDEN
+    assert raised.value is FORBIDDEN
 
 
-def test_whoever_waits_for_lists_outlasts_other_trouble() -> None:
+def test_waiting_for_sync_tolerates_transient_errors() -> None:
     found = wait_for_lists(Script(BROKEN, ApiError(500, {}), (1, pod("a", 1))), Script((1,)))
     assert [len(each.objects) for each in found] == [1, 0]
 
 
-@pytest.mark.parametrize(("steps", "told"), [([BROKEN], "within 0 s: cut."), ([], "within 0 s.")])
-def test_a_wait_for_lists_that_is_too_long_tells_the_last_error(steps: list[Any], told: str) -> None:
+@pytest.mark.parametrize(("steps", "message"), [([BROKEN], "within 0 s: cut."), ([], "within 0 s.")])
+def test_timeout_waiting_for_sync_reports_the_last_error(steps: list[Any], message: str) -> None:
     with pytest.raises(OarsError, match="The API server did not list pods") as late:
-        wait_for_lists(Script(*steps), seconds=0.1)
-    assert late.value.message.endswith(told)
+        wait_for_lists(Script(*steps), seconds=0.4)
+    assert late.value.message.endswith(message)

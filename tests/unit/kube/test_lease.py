@@ -1,4 +1,4 @@
-"""Who leads, as somebody sees it who only looks; and what a leader writes besides its name."""
+"""Leader election: observers, Lease metadata, suspended machines."""
 
 from __future__ import annotations
 
@@ -13,58 +13,60 @@ import pytest
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
-from oars.kube.lease import CLOCK, Elector, held, holder, lasting
+from oars.kube.lease import CLOCK, Elector, boot_time, find_held_lease, find_holder
 
 DURATION = 1
-RENEWALS = DURATION / 3  # as an Elector has them
+RENEW_PERIOD = DURATION / 3  # as an Elector renews
 
 
-class Server:
-    """With a Lease whose leader renews it until some time, by a clock that is wrong by so many seconds."""
+class LeaseOfAnother:
+    """A client that returns a Lease of another holder, whose clock is wrong by `clock_skew` seconds."""
 
-    def __init__(self, *, wrong: float = 0.0, silent_for: float = 0.0, alive: bool = True, leader: str = "one") -> None:
-        self.wrong, self.silent_for, self.alive, self.leader = wrong, silent_for, alive, leader
-        self.begun = time.monotonic()
-        self.looks = 0
+    def __init__(
+        self, *, clock_skew: float = 0.0, silent_for: float = 0.0, alive: bool = True, leader: str = "one"
+    ) -> None:
+        self.clock_skew, self.silent_for, self.alive, self.leader = clock_skew, silent_for, alive, leader
+        self.started = time.monotonic()
+        self.reads = 0
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
-        self.looks += 1
-        renewals = int((time.monotonic() - self.begun) / RENEWALS) if self.alive else 0
-        moment = datetime.now(UTC) + timedelta(seconds=self.wrong - self.silent_for)
-        spec = {"holderIdentity": self.leader, "renewTime": moment.isoformat(), "leaseDurationSeconds": DURATION}
+        self.reads += 1
+        renewals = int((time.monotonic() - self.started) / RENEW_PERIOD) if self.alive else 0
+        renew_time = datetime.now(UTC) + timedelta(seconds=self.clock_skew - self.silent_for)
+        spec = {"holderIdentity": self.leader, "renewTime": renew_time.isoformat(), "leaseDurationSeconds": DURATION}
         return {"metadata": {"resourceVersion": str(renewals)}, "spec": spec}
 
 
 @pytest.mark.parametrize(
-    ("server", "leader", "at_once"),
+    ("server", "leader", "at_first_read"),
     [
-        (lambda: Server(), "one", True),
-        (lambda: Server(wrong=-3600), "one", False),
-        (lambda: Server(wrong=3600), "one", False),
-        (lambda: Server(alive=False, silent_for=60), None, False),
-        (lambda: Server(alive=False, silent_for=60, wrong=3600), None, False),
-        (lambda: Server(alive=False, leader=""), None, True),
+        (lambda: LeaseOfAnother(), "one", True),
+        (lambda: LeaseOfAnother(clock_skew=-3600), "one", False),
+        (lambda: LeaseOfAnother(clock_skew=3600), "one", False),
+        (lambda: LeaseOfAnother(alive=False, silent_for=60), None, False),
+        (lambda: LeaseOfAnother(alive=False, silent_for=60, clock_skew=3600), None, False),
+        (lambda: LeaseOfAnother(alive=False, leader=""), None, True),
     ],
 )
-def test_whoever_renews_leads_whatever_the_clocks_say(
-    server: Callable[[], Server], leader: str | None, at_once: bool
+def test_holder_is_found_despite_clock_skew(
+    server: Callable[[], LeaseOfAnother], leader: str | None, at_first_read: bool
 ) -> None:
-    made = server()
-    assert asyncio.run(holder(cast(Client, made), "n", "l")) == leader
-    assert (made.looks == 1) is at_once
-    assert time.monotonic() - made.begun < DURATION
+    lease = server()
+    assert asyncio.run(find_holder(cast(Client, lease), "n", "l")) == leader
+    assert (lease.reads == 1) is at_first_read
+    assert time.monotonic() - lease.started < 30
 
 
-def test_no_lease_is_nobody() -> None:
+def test_missing_lease_has_no_holder() -> None:
     class Empty:
         async def get(self, *_: object) -> Object:
             raise ApiError(404, {"reason": "NotFound"})
 
-    assert asyncio.run(held(cast(Client, Empty()), "n", "l")) is None
+    assert asyncio.run(find_held_lease(cast(Client, Empty()), "n", "l")) is None
 
 
-def test_what_a_leader_says_of_itself_stands_in_the_lease() -> None:
-    class Kept:
+def test_lease_metadata_is_merged_into_the_lease() -> None:
+    class OneLease:
         def __init__(self) -> None:
             metadata = {"name": "l", "resourceVersion": "1", "annotations": {"a": "b"}}
             self.lease: Object = {"metadata": metadata, "spec": {}}
@@ -77,27 +79,27 @@ def test_what_a_leader_says_of_itself_stands_in_the_lease() -> None:
             return lease
 
     async def body() -> None:
-        kept = Kept()
-        elector = Elector(cast(Client, kept), "n", "l", "one")
+        server = OneLease()
+        elector = Elector(cast(Client, server), "n", "l", "one")
         await elector.lead()
-        assert kept.lease["metadata"]["annotations"] == {"a": "b"}
-        elector.about = {"annotations": {"mine": "1"}}
+        assert server.lease["metadata"]["annotations"] == {"a": "b"}
+        elector.lease_metadata = {"annotations": {"c": "d"}}
         await elector.release()
-        assert kept.lease["metadata"]["annotations"] == {"a": "b", "mine": "1"}, "with the last word at the latest"
-        assert kept.lease["spec"]["holderIdentity"] == ""
+        assert server.lease["metadata"]["annotations"] == {"a": "b", "c": "d"}, "release() writes it"
+        assert server.lease["spec"]["holderIdentity"] == ""
 
     asyncio.run(body())
 
 
-ABOUT: dict[str, Any] = {"labels": {"of": "demo"}, "ownerReferences": [{"uid": "now"}]}
-LEFT: Object = {
-    "metadata": {"name": "l", "namespace": "n", "resourceVersion": "7", "ownerReferences": [{"uid": "before"}]},
+METADATA: dict[str, Any] = {"labels": {"app": "demo"}, "ownerReferences": [{"uid": "new"}]}
+RELEASED: Object = {
+    "metadata": {"name": "l", "namespace": "n", "resourceVersion": "7", "ownerReferences": [{"uid": "old"}]},
     "spec": {"holderIdentity": ""},
 }
 
 
-class Holding:
-    """Holds one Lease, or none."""
+class LeaseStore:
+    """A client that stores one Lease and rejects stale resourceVersions."""
 
     def __init__(self, lease: Object | None) -> None:
         self.lease = lease
@@ -120,14 +122,13 @@ class Holding:
         return self.lease
 
 
-@pytest.mark.parametrize("found", [None, LEFT], ids=["none is there", "one is left of a cluster before"])
-def test_it_goes_with_its_owner(found: Object | None) -> None:
-    """One that is made anew while we lead, too: somebody, or the garbage collector, may have deleted the first."""
+@pytest.mark.parametrize("found", [None, RELEASED], ids=["no Lease", "Lease of a previous owner"])
+def test_lease_gets_the_owner_references(found: Object | None) -> None:
 
     async def body() -> Object | None:
-        server = Holding(found)
+        server = LeaseStore(found)
         elector = Elector(cast(Client, server), "n", "l", "me")
-        elector.about = ABOUT
+        elector.lease_metadata = METADATA
         assert await elector.lead()
         await elector.release()
         return server.lease
@@ -135,15 +136,15 @@ def test_it_goes_with_its_owner(found: Object | None) -> None:
     lease = asyncio.run(body())
     assert lease is not None
     metadata = lease["metadata"]
-    assert {key: metadata[key] for key in ABOUT} == ABOUT
+    assert {key: metadata[key] for key in METADATA} == METADATA
     assert (metadata["name"], metadata["namespace"]) == ("l", "n")
 
 
-def test_a_second_release_says_nothing() -> None:
-    """Somebody else may hold it by then."""
+def test_second_release_writes_nothing() -> None:
+    """Another candidate may hold the Lease by then."""
 
     async def body() -> None:
-        server = Holding(None)
+        server = LeaseStore(None)
         elector = Elector(cast(Client, server), "n", "l", "me")
         await elector.lead()
         await elector.release()
@@ -155,31 +156,31 @@ def test_a_second_release_says_nothing() -> None:
     asyncio.run(body())
 
 
-def test_a_lease_that_is_gone_is_not_made_to_be_released() -> None:
+def test_release_does_not_recreate_a_deleted_lease() -> None:
     async def body() -> None:
-        server = Holding(None)
+        server = LeaseStore(None)
         elector = Elector(cast(Client, server), "n", "l", "me")
         await elector.lead()
-        server.lease = None  # with its owner
+        server.lease = None  # deleted with its owner
         await elector.release()
-        assert server.lease is None and not elector.leads
+        assert server.lease is None and not elector.is_leader
 
     asyncio.run(body())
 
 
-def test_a_lead_that_another_had_meanwhile_is_lost() -> None:
-    """It was given back before we noticed, as on a laptop that slept: it is ours to take, but by leading anew."""
+def test_leadership_is_lost_if_another_candidate_led_meanwhile() -> None:
+    """Even if the other has released the Lease before we notice, as after a suspend. We may acquire it again."""
 
     async def body() -> None:
-        server = Holding(None)
-        elector = Elector(cast(Client, server), "n", "l", "me", duration=5, renew=0.4, retry=0.1)
+        server = LeaseStore(None)
+        elector = Elector(cast(Client, server), "n", "l", "me", lease_duration=5, renew_deadline=0.4, retry_period=0.1)
         await elector.lead()
         assert server.lease is not None
         metadata = {**server.lease["metadata"], "resourceVersion": "70"}
         server.lease = {**server.lease, "metadata": metadata, "spec": {"holderIdentity": ""}}
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await elector.lost.wait()
-            assert not elector.leads
+            assert not elector.is_leader
             assert await elector.lead()
         await elector.release()
 
@@ -187,7 +188,7 @@ def test_a_lead_that_another_had_meanwhile_is_lost() -> None:
 
 
 class Clock:
-    """As far as it is set; the pauses of the event loop do not move it, nor it them, as in a sleep."""
+    """A clock that the test sets. Like a suspend, it does not affect the event loop's timers."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -196,31 +197,31 @@ class Clock:
         return self.now
 
 
-def test_whoever_slept_too_long_leads_no_more() -> None:
-    """At once: the pause until the next renewal has only just begun, by the clock of the event loop."""
+def test_suspended_leader_loses_leadership_when_the_lease_expires() -> None:
+    """At once: the renewal task still sleeps, because its timer does not count suspended time."""
 
     async def body() -> None:
         clock = Clock()
-        elector = Elector(cast(Client, Holding(None)), "n", "l", "me", clock=clock)
+        elector = Elector(cast(Client, LeaseStore(None)), "n", "l", "me", clock=clock)
         await elector.lead()
         clock.now += 14.9
-        assert elector.leads
+        assert elector.is_leader
         clock.now += 0.2
-        assert not elector.leads
+        assert not elector.is_leader
         await elector.release()
 
     asyncio.run(body())
 
 
-def test_whoever_slept_leads_anew_once() -> None:
-    """Nobody else took the Lease meanwhile. The renewals of the first lead have not noticed that it is over."""
+def test_leading_again_after_a_suspend_leaves_one_renewal_task() -> None:
+    """The first renewal task has not noticed that the Lease expired."""
 
     async def body() -> None:
         clock = Clock()
-        elector = Elector(cast(Client, Holding(None)), "n", "l", "me", clock=clock)
+        elector = Elector(cast(Client, LeaseStore(None)), "n", "l", "me", clock=clock)
         await elector.lead()
         clock.now += 60
-        assert await elector.lead() and elector.leads
+        assert await elector.lead() and elector.is_leader
         renewing = [task for task in asyncio.all_tasks() if task.get_name() == "lease l"]
         assert len(renewing) == 1
         await elector.release()
@@ -228,22 +229,21 @@ def test_whoever_slept_leads_anew_once() -> None:
     asyncio.run(body())
 
 
-def test_a_lease_that_stood_still_while_we_slept_is_free() -> None:
+def test_lease_of_another_expires_while_we_are_suspended() -> None:
     async def body() -> None:
         clock = Clock()
-        theirs: Object = {**LEFT, "spec": {"holderIdentity": "another", "leaseDurationSeconds": 15}}
-        elector = Elector(cast(Client, Holding(theirs)), "n", "l", "me", clock=clock)
-        assert not await elector._attempt(1)
+        theirs: Object = {**RELEASED, "spec": {"holderIdentity": "another", "leaseDurationSeconds": 15}}
+        elector = Elector(cast(Client, LeaseStore(theirs)), "n", "l", "me", clock=clock)
+        assert not await elector._try_acquire(1)
         clock.now += 14
-        assert not await elector._attempt(1)
+        assert not await elector._try_acquire(1)
         clock.now += 2
-        assert await elector._attempt(1)
+        assert await elector._try_acquire(1)
 
     asyncio.run(body())
 
 
-def test_the_clock_counts_the_sleep() -> None:
-    """Where there is one that does, as on Linux."""
+def test_clock_counts_suspended_time_on_linux() -> None:
     assert CLOCK == getattr(time, "CLOCK_BOOTTIME", CLOCK)
-    before, found, after = time.clock_gettime(CLOCK), lasting(), time.clock_gettime(CLOCK)
-    assert before <= found <= after
+    before, now, after = time.clock_gettime(CLOCK), boot_time(), time.clock_gettime(CLOCK)
+    assert before <= now <= after

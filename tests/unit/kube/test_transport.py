@@ -1,4 +1,4 @@
-"""Requests against a small server that misbehaves as it is told."""
+"""Requests to a server with scripted faults: retries, timeouts, watches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OBJECT = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "ma
 
 
 class Server:
-    """Answers by the script, one entry a request, then with an object for ever."""
+    """Answers each request with the next step of the script, and with an object when there are none left."""
 
     def __init__(self, *script: Handler | int) -> None:
         self.script = list(script)
@@ -72,37 +72,37 @@ async def sleep(_request: web.Request) -> web.StreamResponse:
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "FIRST_WAIT", 0.001)
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "FIRST_DELAY", 0.001)
 
 
-def test_reading_drops_managed_fields() -> None:
+def test_managed_fields_are_removed() -> None:
     async def body() -> None:
         server = Server()
-        async with server.running(target={"namespace": "home"}) as client:
+        async with server.running(target={"namespace": "team"}) as client:
             assert await client.get(CONFIG_MAP, "a") == {**OBJECT, "metadata": {"name": "a"}}
         (request,) = server.requests
-        assert request.path == "/api/v1/namespaces/home/configmaps/a"
+        assert request.path == "/api/v1/namespaces/team/configmaps/a"
         assert request.headers["User-Agent"] == "oars"
 
     asyncio.run(body())
 
 
 @pytest.mark.parametrize("script", [(500, 503), (hang_up, 500), (429,) * 5])
-def test_what_may_be_repeated_is(script: tuple[Any, ...]) -> None:
+def test_idempotent_requests_are_retried(script: tuple[Any, ...]) -> None:
     async def body() -> None:
         server = Server(*script)
         async with server.running() as client:
             await client.get(CONFIG_MAP, "a")
             await client.apply(OBJECT)
-        # aiohttp itself repeats a read once when the connection breaks.
+        # aiohttp itself retries a GET once when the connection breaks.
         assert len(server.requests) >= len(script) + 2
 
     asyncio.run(body())
 
 
 @pytest.mark.parametrize(("step", "expected"), [(500, ApiError), (hang_up, Unreachable)])
-def test_a_create_is_not_repeated(step: Any, expected: type[Exception]) -> None:
+def test_create_is_not_retried(step: Any, expected: type[Exception]) -> None:
     async def body() -> None:
         server = Server(step)
         async with server.running() as client:
@@ -110,49 +110,49 @@ def test_a_create_is_not_repeated(step: Any, expected: type[Exception]) -> None:
                 await client.create(OBJECT)
             assert len(server.requests) == 1
             server.script = [429]
-            await client.create(OBJECT)  # nothing was done, so this is no repetition
+            await client.create(OBJECT)  # retried: the server did not process the request
 
     asyncio.run(body())
 
 
-def test_patience_ends() -> None:
+def test_number_of_attempts_is_limited() -> None:
     async def body() -> None:
         server = Server(*[429] * 50)
         async with server.running() as client:
-            with pytest.raises(ApiError) as busy:
+            with pytest.raises(ApiError) as throttled:
                 await client.get(CONFIG_MAP, "a")
-            assert (busy.value.reason, len(server.requests)) == ("TooManyRequests", transport.BUSY_TRIES)
+            assert (throttled.value.reason, len(server.requests)) == ("TooManyRequests", transport.THROTTLED_ATTEMPTS)
             server.script = [500] * 50
             with pytest.raises(ApiError):
                 await client.get(CONFIG_MAP, "a")
-            assert len(server.requests) == transport.BUSY_TRIES + transport.TRIES
+            assert len(server.requests) == transport.THROTTLED_ATTEMPTS + transport.ATTEMPTS
 
     asyncio.run(body())
 
 
-def test_a_slow_server_is_given_up_once() -> None:
+def test_timeout_is_not_retried() -> None:
     async def body() -> None:
         server = Server(sleep)
-        async with server.running(seconds=0.3) as client:
+        async with server.running(timeout=0.3) as client:
             started = time.monotonic()
-            with pytest.raises(Unreachable, match="in time") as late:
+            with pytest.raises(Unreachable, match="Timed out waiting for API server") as late:
                 await client.get(CONFIG_MAP, "a")
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 20
             assert server.url in str(late.value) and late.value.hint
 
     asyncio.run(body())
 
 
-def test_nobody_there() -> None:
+def test_refused_connection_is_unreachable() -> None:
     async def body() -> None:
         async with Client(Target("https://127.0.0.1:1", context="lab")) as client:
-            with pytest.raises(Unreachable, match="context 'lab' cannot be reached"):
+            with pytest.raises(Unreachable, match=r"Cannot reach API server https://127.0.0.1:1 of context 'lab'"):
                 await client.create(OBJECT)
 
     asyncio.run(body())
 
 
-def test_refused_credentials_are_renewed_once(tmp_path: Path) -> None:
+def test_rejected_credentials_are_renewed_once(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old")
 
@@ -165,30 +165,30 @@ def test_refused_credentials_are_renewed_once(tmp_path: Path) -> None:
         async with server.running(target={"token_file": str(token)}) as client:
             await client.create(OBJECT)
             server.script = [401, 401]
-            with pytest.raises(ApiError) as refused:
+            with pytest.raises(ApiError) as rejected:
                 await client.get(CONFIG_MAP, "a")
-        assert refused.value.status == 401
+        assert rejected.value.status == 401
         assert [request.headers["Authorization"] for request in server.requests[:2]] == ["Bearer old", "Bearer new"]
-        assert len(server.requests) == 3, "the same token is not tried again"
+        assert len(server.requests) == 3, "an unchanged token is not sent again"
 
     asyncio.run(body())
 
 
-def test_a_proxy_is_used_and_odd_ones_are_refused() -> None:
+def test_http_proxy_is_used_and_socks_is_rejected() -> None:
     async def body() -> None:
         server = Server()
         async with server.running() as client:
-            there = Target("http://nowhere.invalid:80", proxy_url=client.target.server)
-            async with Client(there) as through:
-                await through.get(CONFIG_MAP, "a", "x")
+            target = Target("http://nowhere.invalid:80", proxy_url=client.target.server)
+            async with Client(target) as proxied:
+                await proxied.get(CONFIG_MAP, "a", "x")
             assert str(server.requests[0].url).startswith("http://nowhere.invalid/")
 
     asyncio.run(body())
-    with pytest.raises(ConfigError, match="proxy"):
+    with pytest.raises(ConfigError, match="proxy scheme 'socks5'"):
         Client(Target("https://k", proxy_url="socks5://p"))
 
 
-def test_a_list_whose_pages_expired_is_read_whole() -> None:
+def test_list_with_an_expired_continue_token_is_read_in_one_piece() -> None:
     def page(names: list[str], more: str) -> Handler:
         async def handler(_request: web.Request) -> web.StreamResponse:
             items = [{"metadata": {"name": name, "managedFields": []}} for name in names]
@@ -237,7 +237,7 @@ async def collected(client: Client) -> list[str]:
     return [f"{kind} {obj['metadata']['resourceVersion']}" async for kind, obj in events]
 
 
-def test_a_watch_is_read_line_by_line() -> None:
+def test_watch_yields_one_event_per_line() -> None:
     long = event("ADDED", 2, data="x" * 500_000)
     text = long + event("BOOKMARK", 3) + event("DELETED", 4)
     parts = [text[start : start + 70_001] for start in range(0, len(text), 70_001)]
@@ -254,16 +254,16 @@ def test_a_watch_is_read_line_by_line() -> None:
 
 
 @pytest.mark.parametrize("then", ["cut", "silence"])
-def test_a_broken_watch_is_noticed(then: str) -> None:
+def test_broken_or_silent_watch_is_unreachable(then: str) -> None:
     async def body() -> None:
-        async with Server(stream(event("ADDED", 2), then=then)).running(silence=0.4) as client:
+        async with Server(stream(event("ADDED", 2), then=then)).running(watch_idle_timeout=0.4) as client:
             with pytest.raises(Unreachable):
                 await collected(client)
 
     asyncio.run(body())
 
 
-def test_a_watch_that_a_proxy_ends_in_the_middle_of_a_line_is_a_broken_one() -> None:
+def test_watch_closed_within_a_line_is_unreachable() -> None:
     async def body() -> None:
         async with Server(stream(event("ADDED", 2), event("MODIFIED", 3)[:20])).running() as client:
             with pytest.raises(Unreachable):
@@ -272,7 +272,7 @@ def test_a_watch_that_a_proxy_ends_in_the_middle_of_a_line_is_a_broken_one() -> 
     asyncio.run(body())
 
 
-def test_an_expired_watch() -> None:
+def test_expired_watch_raises_410() -> None:
     gone = json.dumps({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}).encode()
 
     async def body() -> None:
@@ -284,22 +284,24 @@ def test_an_expired_watch() -> None:
     asyncio.run(body())
 
 
-STAMP = "2026-11-16T03:33:08.09Z"
+TIMESTAMP = "2026-11-16T03:33:08.09Z"
 
 
-def test_logs() -> None:
+def test_logs_yields_lines() -> None:
     async def body() -> None:
         server = Server(stream(b"one\ntw", b"o\r\n\n\xff", b" end"))
         async with server.running() as client:
-            lines = [line async for line in client.logs("p", "n", container="c", tail=5, previous=True, since=STAMP)]
+            lines = [
+                line async for line in client.logs("p", "n", container="c", tail=5, previous=True, since=TIMESTAMP)
+            ]
         assert lines == ["one", "two", "", "\ufffd end"]
         query = dict(server.requests[0].query)
-        assert query == {"container": "c", "tailLines": "5", "previous": "true", "sinceTime": STAMP}
+        assert query == {"container": "c", "tailLines": "5", "previous": "true", "sinceTime": TIMESTAMP}
 
     asyncio.run(body())
 
 
-def test_deleting() -> None:
+def test_delete_options() -> None:
     async def body() -> None:
         server = Server(200, 404, 409)
         async with server.running() as client:
@@ -307,7 +309,7 @@ def test_deleting() -> None:
             assert not await client.delete(POD, "p", "n", propagation="Foreground")
             with pytest.raises(ApiError, match="Conflict"):
                 await client.delete(POD, "p", "n")
-            await client.delete_all(POD, "n", "a=b", grace=1)
+            await client.delete_collection(POD, "n", "a=b", grace=1)
         first, second = server.bodies[:2]
         assert first["preconditions"] == {"uid": "u", "resourceVersion": "3"} and first["gracePeriodSeconds"] == 0
         assert second["propagationPolicy"] == "Foreground" and "preconditions" not in second
@@ -316,11 +318,11 @@ def test_deleting() -> None:
     asyncio.run(body())
 
 
-def test_a_refused_websocket_says_why() -> None:
+def test_failed_websocket_upgrade_raises_the_api_error() -> None:
     async def body() -> None:
         async with Server(403).running() as client:
-            with pytest.raises(ApiError) as refused:
+            with pytest.raises(ApiError) as denied:
                 await client.websocket("/x", {}, ["v5.channel.k8s.io"])
-        assert refused.value.reason == "Forbidden"
+        assert denied.value.reason == "Forbidden"
 
     asyncio.run(body())

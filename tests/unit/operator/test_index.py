@@ -1,4 +1,4 @@
-"""Which changes an operator acts on at once, and which can wait for others."""
+"""Which changes need a pass immediately, and which can be batched or delayed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 
 from oars.kube.client import Client
-from oars.kube.informer import Changed
+from oars.kube.informer import OnChange
 from oars.kube.kinds import Object
 from oars.kube.target import Target
-from oars.operator.index import AT_ONCE, COURSE, TOGETHER, TROUBLE, Due, Watches
+from oars.operator.index import BATCHED, FAILURE, PROGRESS, Due, Watches
+from oars.operator.resources import RESOURCE_KINDS, Key
 from oars.places.kube import names
 
-KEY = ("team", "demo")
+KEY = Key("ComputeCluster", "team", "demo")
+OTHER = Key("ComputeCluster", "team", "other")
+AT = ("team", "demo")
 
 
 def pod(**status: Any) -> Object:
@@ -23,10 +26,10 @@ def pod(**status: Any) -> Object:
 
 
 def labelled(found: Object, **labels: str | None) -> Object:
-    """The same with other labels; None: without it."""
-    wanted = {**found["metadata"]["labels"], **{f"oars.dev/{name}": value for name, value in labels.items()}}
-    kept = {name: value for name, value in wanted.items() if value is not None}
-    return {**found, "metadata": {**found["metadata"], "labels": kept}}
+    """A copy with other labels; None removes a label."""
+    merged = {**found["metadata"]["labels"], **{f"oars.dev/{name}": value for name, value in labels.items()}}
+    result = {name: value for name, value in merged.items() if value is not None}
+    return {**found, "metadata": {**found["metadata"], "labels": result}}
 
 
 def owned(kind: str, name: str) -> list[Object]:
@@ -42,128 +45,120 @@ def deployment(generation: int, replicas: int) -> Object:
 READY = pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
 FAILED = pod(phase="Failed")
 SCHEDULED = pod(conditions=[{"type": "PodScheduled", "status": "True"}])
-NOWHERE = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
-UNPULLED = pod(containerStatuses=[{"name": "worker", "state": {"waiting": {"reason": "ErrImagePull"}}}])
-REFUSED = deployment(1, 0)
-REFUSED["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True"}]
-CARRIED_OUT = deployment(2, 3)
-CARRIED_OUT["status"] |= {"observedGeneration": 2, "updatedReplicas": 1}
+UNSCHEDULABLE = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
+PULL_FAILED = pod(containerStatuses=[{"name": "worker", "state": {"waiting": {"reason": "ErrImagePull"}}}])
+REPLICA_FAILURE = deployment(1, 0)
+REPLICA_FAILURE["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True"}]
+ROLLED_OUT = deployment(2, 3)
+ROLLED_OUT["status"] |= {"observedGeneration": 2, "updatedReplicas": 1}
 
 
 @pytest.mark.parametrize(
     ("kind", "old", "new", "due"),
     [
-        ("pods", None, pod(), COURSE),
-        ("pods", pod(), SCHEDULED, COURSE),
-        ("pods", pod(), NOWHERE, TROUBLE),
-        ("pods", None, NOWHERE, TROUBLE),
-        ("pods", SCHEDULED, UNPULLED, TROUBLE),
-        ("pods", SCHEDULED, READY, TOGETHER),
-        ("pods", READY, FAILED, TOGETHER),
-        ("pods", READY, None, TOGETHER),
-        ("pods", FAILED, None, COURSE),
-        ("deployments", None, deployment(1, 0), COURSE),
-        ("deployments", deployment(1, 0), deployment(1, 3), COURSE),
-        ("deployments", deployment(1, 0), REFUSED, TROUBLE),
-        ("deployments", deployment(1, 3), deployment(2, 3), TOGETHER),
-        ("deployments", deployment(2, 3), CARRIED_OUT, TOGETHER),
-        ("deployments", deployment(1, 3), None, TOGETHER),
+        ("pods", None, pod(), PROGRESS),
+        ("pods", pod(), SCHEDULED, PROGRESS),
+        ("pods", pod(), UNSCHEDULABLE, FAILURE),
+        ("pods", None, UNSCHEDULABLE, FAILURE),
+        ("pods", SCHEDULED, PULL_FAILED, FAILURE),
+        ("pods", SCHEDULED, READY, BATCHED),
+        ("pods", READY, FAILED, BATCHED),
+        ("pods", READY, None, BATCHED),
+        ("pods", FAILED, None, PROGRESS),
+        ("deployments", None, deployment(1, 0), PROGRESS),
+        ("deployments", deployment(1, 0), deployment(1, 3), PROGRESS),
+        ("deployments", deployment(1, 0), REPLICA_FAILURE, FAILURE),
+        ("deployments", deployment(1, 3), deployment(2, 3), BATCHED),
+        ("deployments", deployment(2, 3), ROLLED_OUT, BATCHED),
+        ("deployments", deployment(1, 3), None, BATCHED),
     ],
 )
-def test_what_may_change_a_decision_comes_first(kind: str, old: Object | None, new: Object | None, due: Due) -> None:
+def test_urgency_of_change(kind: str, old: Object | None, new: Object | None, due: Due) -> None:
     woken, watches = watched("demo")
-    changed = told(watches, kind)
+    changed = on_change(watches, kind)
     if old is not None:
-        changed(KEY, None, old)
+        changed(AT, None, old)
         woken.clear()
-    changed(KEY, old, new)
+    changed(AT, old, new)
     assert woken == [(KEY, due)]
-
-
-@pytest.mark.parametrize(
-    ("due", "alone", "in_a_crowd"),
-    [(AT_ONCE, 0.0, 0.0), (TOGETHER, 0.1, 0.1), (TROUBLE, 1.0, 4.0), (COURSE, 1.0, 15.0)],
-)
-def test_what_takes_its_course_waits_for_its_turn_and_trouble_does_not(
-    due: Due, alone: float, in_a_crowd: float
-) -> None:
-    assert (due.pause(0.05), due.pause(15.0)) == (alone, in_a_crowd)
 
 
 def renamed(found: Object, name: str) -> Object:
     return {**found, "metadata": {**found["metadata"], "name": name}}
 
 
-def test_of_workers_that_come_up_the_last_is_urgent_and_the_head_always() -> None:
+def test_last_worker_to_become_ready_is_urgent_and_head_always() -> None:
     woken, watches = watched("demo")
-    changed = told(watches, "pods")
+    changed = on_change(watches, "pods")
     head = labelled(pod(), group="head")
     members = {name: renamed(pod(), name) for name in ("a", "b")} | {"h": renamed(head, "h")}
     for member in members.values():
-        changed(KEY, None, member)
+        changed(AT, None, member)
     woken.clear()
-    changed(KEY, members["a"], renamed(READY, "a"))
-    changed(KEY, members["h"], renamed(labelled(READY, group="head"), "h"))
-    changed(KEY, members["b"], renamed(READY, "b"))
-    changed(KEY, renamed(READY, "b"), renamed(pod(), "b"))
-    changed(KEY, renamed(READY, "a"), renamed(FAILED, "a"))
-    assert [due for _, due in woken] == [COURSE, TOGETHER, TOGETHER, TOGETHER, TOGETHER]
+    changed(AT, members["a"], renamed(READY, "a"))
+    changed(AT, members["h"], renamed(labelled(READY, group="head"), "h"))
+    changed(AT, members["b"], renamed(READY, "b"))
+    changed(AT, renamed(READY, "b"), renamed(pod(), "b"))
+    changed(AT, renamed(READY, "a"), renamed(FAILED, "a"))
+    assert [due for _, due in woken] == [PROGRESS, BATCHED, BATCHED, BATCHED, BATCHED]
 
 
-def watched(*clusters: str) -> tuple[list[tuple[tuple[str, str], Due]], Watches]:
-    """What they wake, and the watches of an operator that knows these clusters."""
-    woken: list[tuple[tuple[str, str], Due]] = []
-    watches = Watches(Client(Target("https://localhost")), (), lambda key, due: woken.append((key, due)))
-    watches.clusters |= {("team", name): {} for name in clusters}
+def watched(*clusters: str) -> tuple[list[tuple[Key, Due]], Watches]:
+    """The keys that are woken, and the watches of an operator with these clusters."""
+    woken: list[tuple[Key, Due]] = []
+    watches = Watches(
+        Client(Target("https://localhost")), (), RESOURCE_KINDS, lambda key, due: woken.append((key, due))
+    )
+    watches.resources |= {Key("ComputeCluster", "team", name): {} for name in clusters}
     return woken, watches
 
 
-def told(watches: Watches, kind: str) -> Changed:
-    return next(informer for informer in watches if informer._kind.plural == kind)._changed
+def on_change(watches: Watches, kind: str) -> OnChange:
+    return next(informer for informer in watches if informer._kind.plural == kind)._on_change
 
 
-def test_a_pod_that_is_no_member_is_nothing_to_a_cluster() -> None:
-    odd = labelled(READY, group=None)
+def test_pod_without_group_label_is_ignored() -> None:
+    ungrouped = labelled(READY, group=None)
     woken, watches = watched("demo")
-    changed = told(watches, "pods")
-    changed(KEY, None, odd)
-    changed(KEY, odd, labelled(odd, more="x"))
-    assert (woken, watches.seen(KEY).pods()) == ([], [])
-    changed(KEY, odd, READY)
-    assert (woken, watches.seen(KEY).pods()) == ([(KEY, COURSE)], [READY])
-    changed(KEY, READY, odd)
-    assert (woken[1:], watches.seen(KEY).pods()) == ([(KEY, TOGETHER)], []), "it has lost a member"
-    changed(KEY, odd, None)
+    changed = on_change(watches, "pods")
+    changed(AT, None, ungrouped)
+    changed(AT, ungrouped, labelled(ungrouped, more="x"))
+    assert (woken, watches.cluster(KEY).pods()) == ([], [])
+    changed(AT, ungrouped, READY)
+    assert (woken, watches.cluster(KEY).pods()) == ([(KEY, PROGRESS)], [READY])
+    changed(AT, READY, ungrouped)
+    assert (woken[1:], watches.cluster(KEY).pods()) == ([(KEY, BATCHED)], []), "the cluster lost a member"
+    changed(AT, ungrouped, None)
     assert len(woken) == 2
 
 
-def test_what_goes_over_to_another_cluster_is_gone_from_the_first() -> None:
+def test_relabelled_pod_moves_to_the_other_cluster() -> None:
     woken, watches = watched("demo", "other")
-    changed, theirs = told(watches, "pods"), labelled(READY, cluster="other")
-    changed(KEY, None, READY)
+    changed, theirs = on_change(watches, "pods"), labelled(READY, cluster="other")
+    changed(AT, None, READY)
     woken.clear()
-    changed(KEY, READY, theirs)
-    assert (watches.seen(KEY).pods(), watches.seen(("team", "other")).pods()) == ([], [theirs])
-    assert woken == [(KEY, TOGETHER), (("team", "other"), COURSE)]
+    changed(AT, READY, theirs)
+    assert (watches.cluster(KEY).pods(), watches.cluster(OTHER).pods()) == ([], [theirs])
+    assert woken == [(KEY, BATCHED), (OTHER, PROGRESS)]
 
 
 @pytest.mark.parametrize(
-    ("owners", "is_there"),
+    ("owners", "is_indexed"),
     [
         ([], False),
         (owned("ComputeCluster", "demo"), True),
         (owned("ComputeCluster", "other"), False),
         (owned("ConfigMap", "demo-oars"), False),
     ],
-    ids=["nobody's", "its own", "another cluster's", "of a cluster without an operator"],
+    ids=["no owner", "this cluster", "another cluster", "a cluster in direct mode"],
 )
 @pytest.mark.parametrize("kind", ["deployments", "services"])
-def test_what_only_has_the_label_is_not_the_clusters(kind: str, owners: list[Object], is_there: bool) -> None:
+def test_labelled_object_with_another_owner_is_ignored(kind: str, owners: list[Object], is_indexed: bool) -> None:
     _, watches = watched("demo")
     found = deployment(1, 0)
     found["metadata"]["ownerReferences"] = owners
-    told(watches, kind)(KEY, None, found)
-    seen = watches.seen(KEY)
-    assert seen.has("Deployment" if kind == "deployments" else "Service", "d") is is_there
-    assert seen.deployments() == ([found] if is_there and kind == "deployments" else [])
-    assert seen.has("Secret", "d") is None, "not watched"
+    on_change(watches, kind)(AT, None, found)
+    cached = watches.cluster(KEY)
+    assert cached.has("Deployment" if kind == "deployments" else "Service", "d") is is_indexed
+    assert cached.deployments() == ([found] if is_indexed and kind == "deployments" else [])
+    assert cached.has("Secret", "d") is None, "not watched"

@@ -1,4 +1,4 @@
-"""The operator as a whole, without an API server: what ends it."""
+"""The operator process without an API server: when it exits."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from oars.operator.main import Operator
 
 
 @pytest.mark.parametrize("broken", ["_list", "_watch"])
-def test_a_watch_that_breaks_by_our_own_mistake_ends_it(
+def test_operator_exits_when_an_informer_fails(
     broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would go on with what it saw last, and look well."""
+    """Otherwise it would continue with outdated caches and look healthy."""
 
     async def wait(_: Informer) -> None:
         await asyncio.Event().wait()
 
     async def fail(_: Informer) -> None:
-        raise KeyError("mine")
+        raise KeyError("bug")
 
     async def run() -> None:
         async with Client(Target("https://127.0.0.1:1")) as client:
             await asyncio.wait_for(Operator(client, options).run(), 5)
 
     options = RunOptions(metrics_port=0, health_port=0, lease_namespace="n")
-    doing: dict[str, Any] = {"_list": wait, "_watch": wait, broken: fail}
-    for name, step in doing.items():
-        monkeypatch.setattr(Informer, name, step)
+    methods: dict[str, Any] = {"_list": wait, "_watch": wait, broken: fail}
+    for name, method in methods.items():
+        monkeypatch.setattr(Informer, name, method)
     if broken == "_watch":
-        monkeypatch.setattr(Informer, "_list", _listed)
-    with pytest.raises(KeyError, match="mine"):
+        monkeypatch.setattr(Informer, "_list", _sync)
+    with pytest.raises(KeyError, match="bug"):
         asyncio.run(run())
-    assert "a mistake of ours" in caplog.text and "KeyError" in caplog.text
+    assert "the operator exits" in caplog.text and "KeyError" in caplog.text
 
 
-async def _listed(informer: Informer) -> None:
+async def _sync(informer: Informer) -> None:
     informer.synced.set()

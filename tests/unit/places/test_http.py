@@ -8,7 +8,7 @@ import json
 import pytest
 
 from oars.base.errors import EngineUnreachable
-from oars.places.http import answered, request, words
+from oars.places.http import describe_error, parse_reply, request
 
 
 def asked(answer: bytes) -> bytes:
@@ -42,15 +42,15 @@ def test_the_content(answer: bytes, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\nabc", "after 3 of 9 bytes"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n", "after 36 bytes"),
         (b"", "after 0 bytes"),
     ],
 )
-def test_an_answer_that_breaks_off_is_an_error(answer: bytes, words: str) -> None:
-    with pytest.raises(EOFError, match=words):
+def test_an_answer_that_breaks_off_is_an_error(answer: bytes, message: str) -> None:
+    with pytest.raises(EOFError, match=message):
         asked(answer)
 
 
@@ -74,12 +74,12 @@ def test_a_stranger_is_no_head() -> None:
     ],
 )
 def test_what_went_wrong_is_never_without_a_word(error: Exception, said: str) -> None:
-    assert words(error) == said
+    assert describe_error(error) == said
 
 
 @pytest.mark.parametrize("found", [None, [], {"a": 1}])
 def test_what_a_helper_has_found(found: object) -> None:
-    assert answered(json.dumps({"ok": found}).encode(), "it") == found
+    assert parse_reply(json.dumps({"ok": found}).encode(), "it") == found
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_what_a_helper_has_found(found: object) -> None:
 )
 def test_what_is_no_finding_is_said(answer: bytes, said: str) -> None:
     with pytest.raises(EngineUnreachable) as told:
-        answered(answer, "it")
+        parse_reply(answer, "it")
     assert told.value.message == said

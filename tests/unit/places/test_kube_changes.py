@@ -6,21 +6,17 @@ from typing import Any
 
 import pytest
 
-from oars import engines
 from oars.operator import crd
-from oars.places.kube.render.changes import FIXED, MOST_LINES, Change, Effect, compare, lines_between
-from oars.places.kube.render.describe import describe
-from oars.places.kube.render.pod import Cluster
-from oars.spec.cluster import ClusterSpec
+from oars.places.kube.render.changes import IMMUTABLE, MOST_LINES, Change, Effect, Version, compare, lines_between
+from tests.unit.places.clusters import cluster, spec_of
 
 
-def cluster(**spec: Any) -> Cluster:
-    engine = spec.setdefault("engine", "dask")
-    return describe("demo", "ns", ClusterSpec.model_validate({"image": "i:1", **spec}), engines.get(engine))
+def version(**spec: Any) -> Version:
+    return Version(spec_of(**{"image": "i:1", **spec}), cluster(**{"image": "i:1", **spec}))
 
 
 def between(before: dict[str, Any], after: dict[str, Any]) -> tuple[Change, ...]:
-    return compare(cluster(**before), cluster(**after))
+    return compare(version(**before), version(**after))
 
 
 def effects(before: dict[str, Any], after: dict[str, Any]) -> list[Effect]:
@@ -68,7 +64,7 @@ def test_it_says_what_differs() -> None:
     [rolled] = between({}, {"workers": [{"cpu": 2}]})
     assert rolled.message == "The workers of 'default' are replaced; each hands over what it holds before it goes."
     [fewer] = between({"workers": 3}, {"workers": 1})
-    assert fewer.message == "The group 'default' shrinks from 3 to 1: 2 workers hand over and go."
+    assert fewer.message == "The group 'default' shrinks from 3 to 1: 2 workers hand over their data and are removed."
 
 
 def test_a_changed_file_is_told_once() -> None:
@@ -85,14 +81,14 @@ def test_nobody_hands_over_when_the_head_goes() -> None:
     assert [change.message for change in between(before, after)] == [
         "The head is replaced: running work and all that the cluster holds are lost.",
         "The workers of 'default' are replaced with the head; what they hold is lost.",
-        "The group 'b' is removed: 1 worker goes with the head.",
-        "The group 'default' shrinks from 3 to 1: 2 workers go with the head.",
-        "The group 'c' shrinks from 2 to 1: 1 worker goes with the head.",
+        "The group 'b' is removed: 1 worker is removed with the head.",
+        "The group 'default' shrinks from 3 to 1: 2 workers are removed with the head.",
+        "The group 'c' shrinks from 2 to 1: 1 worker is removed with the head.",
     ]
 
 
-def test_the_crd_refuses_the_same() -> None:
-    assert [path for path, _, _ in crd.FIXED] == list(FIXED)
+def test_crd_has_a_default_for_each_immutable_field() -> None:
+    assert list(crd.IMMUTABLE_DEFAULTS) == list(IMMUTABLE)
 
 
 def test_lines_between() -> None:
@@ -105,6 +101,6 @@ def test_lines_between() -> None:
 
 
 def test_a_namespace_that_is_said_at_last_is_no_change() -> None:
-    before, after = cluster(), cluster(namespace={"name": "ns"})
+    before, after = version(), version(namespace={"name": "lab"})
     assert compare(before, after) == ()
-    assert compare(before, cluster(namespace={"name": "other"}))[0].effect is Effect.REFUSED
+    assert compare(before, version(namespace={"name": "other"}))[0].effect is Effect.REFUSED

@@ -7,24 +7,17 @@ from typing import Any
 
 import pytest
 
-from oars import engines
 from oars.places.kube import names
-from oars.places.kube.render.describe import describe
-from oars.places.kube.render.fingerprint import Fingerprint, group_fingerprint, head_fingerprint
-from oars.places.kube.render.pod import Cluster
-from oars.spec.cluster import ClusterSpec
+from oars.places.kube.render.fingerprint import Fingerprint
+from tests.unit.places.clusters import cluster
 
-WANTED = Fingerprint("mark", "words", "1")
+WANTED = Fingerprint("rendered", "spec", 2, "1")
 
 
-def cluster(**spec: Any) -> Cluster:
-    made = ClusterSpec.model_validate({"engine": "dask", "place": "kubernetes", "image": "team/it:1", **spec})
-    return describe("demo", "lab", made, engines.get("dask"))
-
-
-def words(**spec: Any) -> tuple[str, str]:
-    made = cluster(**spec)
-    return head_fingerprint(made), group_fingerprint(made, made.shape.workers[0], 0)
+def fingerprints(**spec: Any) -> tuple[str, str]:
+    """Of the head and of the first group."""
+    shape = cluster(**spec).shape
+    return shape.head.fingerprint, shape.workers[0].fingerprint
 
 
 def test_it_is_read_as_it_was_written() -> None:
@@ -32,12 +25,23 @@ def test_it_is_read_as_it_was_written() -> None:
     assert not Fingerprint.of({"metadata": {}}).covers(WANTED)
 
 
-def test_the_same_words_cover_each_other_only_between_versions() -> None:
-    other = replace(WANTED, mark="other")
-    assert replace(WANTED, words="others").covers(WANTED)
+def test_without_an_annotation_the_epoch_is_the_first() -> None:
+    assert Fingerprint.of({"metadata": {}}).epoch == 0
+    assert Fingerprint.of({"metadata": {"annotations": {names.APPLIED: "written by hand"}}}).epoch == 0
+
+
+def test_equal_specs_cover_each_other_only_between_versions() -> None:
+    other = replace(WANTED, rendered="other")
+    assert replace(WANTED, spec="others").covers(WANTED)
     assert not other.covers(WANTED)
     assert replace(other, version="2").covers(WANTED)
-    assert not replace(other, version="2", words="others").covers(WANTED)
+    assert not replace(other, version="2", spec="others").covers(WANTED)
+
+
+def test_workers_of_another_head_epoch_are_applied_again_by_any_version() -> None:
+    earlier = replace(WANTED, rendered="other", version="2", epoch=1)
+    assert not earlier.covers(WANTED)
+    assert earlier.same_spec_older_oars(WANTED)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,6 @@ def test_the_same_words_cover_each_other_only_between_versions() -> None:
         ({"dask": {"config": {"a": 1}}}, (True, True)),
     ],
 )
-def test_whose_words_a_change_touches(spec: dict[str, Any], changed: tuple[bool, bool]) -> None:
-    before, after = words(), words(**spec)
+def test_whose_fingerprint_a_change_touches(spec: dict[str, Any], changed: tuple[bool, bool]) -> None:
+    before, after = fingerprints(), fingerprints(**spec)
     assert (before[0] != after[0], before[1] != after[1]) == changed

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from oars import engines
-from oars.client.direct import about_lease
+from oars.client.direct import lease_metadata
+from oars.places.intent import Intent
 from oars.places.kube import helper, names
 from oars.places.kube.render import objects, sidecar
-from oars.places.kube.render.describe import describe
-from oars.places.kube.state.root import Intent
-from oars.spec.cluster import ClusterSpec
+from oars.places.kube.state.root import dump_intent
+from tests.unit.places.clusters import cluster
 
 PATIENCE = 120.0
 RENEWAL = 5.0
@@ -75,7 +74,7 @@ STOOD_STILL = renewed(299.0)
 
 def removed(world: World) -> bool:
     """In its time: after the last word of the owner, at 300, not earlier and not much later."""
-    return world.removed_at is not None and PATIENCE < world.removed_at - 295 < PATIENCE + 3 * helper.LOOK_SECONDS
+    return world.removed_at is not None and PATIENCE < world.removed_at - 295 < PATIENCE + 3 * helper.POLL_SECONDS
 
 
 def test_a_cluster_with_an_owner_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +133,7 @@ def test_it_says_that_it_may_not_remove(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def patient(moment: float, patience: object) -> Answer:
     status, lease = renewed(moment)
-    return status, {**lease, "metadata": {"annotations": {helper.ORPHAN_SECONDS: patience}}}
+    return status, {**lease, "metadata": {"annotations": {helper.ORPHANED_ANNOTATION: patience}}}
 
 
 @pytest.mark.parametrize(
@@ -147,13 +146,13 @@ def test_the_lease_says_how_long_an_owner_may_be_silent(
     world = World(lambda now: patient(min(now, 299.0), said), end=3600)
     world.watch(monkeypatch)
     assert world.removed_at is not None
-    assert patience < world.removed_at - 295 < patience + 3 * helper.LOOK_SECONDS
+    assert patience < world.removed_at - 295 < patience + 3 * helper.POLL_SECONDS
 
 
 def test_what_the_lease_says_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(lambda now: patient(min(now, 299.0), "3000" if now < 1000 else "900"), end=3600)
     world.watch(monkeypatch)
-    assert world.removed_at is not None and 299 + 900 < world.removed_at < 299 + 900 + 3 * helper.LOOK_SECONDS
+    assert world.removed_at is not None and 299 + 900 < world.removed_at < 299 + 900 + 3 * helper.POLL_SECONDS
 
 
 def test_what_the_lease_said_holds_when_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +168,10 @@ def test_a_cluster_that_shall_stay_stays(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_head_is_the_same_whatever_its_owner_s_time() -> None:
-    spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1"})
-    heads = []
-    for orphaned in (0, 60, 7200):
-        said = spec.model_copy(update={"lifetime": spec.lifetime.model_copy(update={"orphaned": orphaned})})
-        heads.append(sidecar.head_and_owned(describe("demo", "lab", said, engines.get("dask"), watched=True), True))
+    heads = [
+        sidecar.head_and_owned(cluster(tied=True, lifetime={"orphaned": orphaned}), watched=True)
+        for orphaned in (0, 60, 7200)
+    ]
     assert heads[0] == heads[1] == heads[2]
     (container,) = [c for c in heads[0][1]["spec"]["template"]["spec"]["containers"] if c["name"] == names.HELPER]
     assert {"name": "OARS_LEASE", "value": "lab/demo-oars"} in container["env"]
@@ -184,10 +182,10 @@ def test_the_head_is_the_same_whatever_its_owner_s_time() -> None:
     [("2m", True, "120"), (1, True, "10"), (0, True, "0"), ("2m", False, None)],
 )
 def test_what_a_client_writes_is_what_the_helper_reads(orphaned: object, tied: bool, said: str | None) -> None:
-    assert names.ORPHANED == helper.ORPHAN_SECONDS
+    assert names.ORPHANED == helper.ORPHANED_ANNOTATION
     intent = Intent({"engine": "dask", "lifetime": {"orphaned": orphaned}}, tied=tied)
-    root = {"metadata": {"name": "demo-oars", "uid": "root", "labels": {}}, "data": intent.data()}
-    assert about_lease(root)["annotations"].get(helper.ORPHAN_SECONDS) == said
+    root = {"metadata": {"name": "demo-oars", "uid": "root", "labels": {}}, "data": dump_intent(intent)}
+    assert lease_metadata(root)["annotations"].get(helper.ORPHANED_ANNOTATION) == said
 
 
 @pytest.mark.parametrize(
@@ -199,9 +197,7 @@ def test_what_a_client_writes_is_what_the_helper_reads(orphaned: object, tied: b
     ],
 )
 def test_rights_are_given_to_the_account_of_the_head(pod: dict[str, Any], account: str) -> None:
-    spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1", "head": {"pod": pod}})
-    cluster = describe("demo", "lab", spec, engines.get("dask"), watched=True)
-    head = objects.head_deployment(cluster)
-    role, binding = sidecar.rights(cluster, head)
+    desired = cluster(tied=True, head={"pod": pod})
+    role, binding = sidecar.rights(desired, objects.head_deployment(desired))
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "lab"}]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oars.model import HEAD, MemberState, Role
+from oars.model import HEAD, MemberId, MemberState, Role
 from oars.places.kube import names
 from oars.places.kube.state import observe
 
@@ -46,23 +46,23 @@ def only(found: Object) -> Any:
 def test_a_pod_that_runs() -> None:
     member = only(pod("demo-worker-x"))
     assert (member.id, member.role, member.group) == ("demo-worker-x", Role.WORKER, "default")
-    assert member.state is MemberState.RUNNING and member.answers
-    assert (member.incarnation, member.address, member.head) == ("uid-demo-worker-x", "10.0.0.1", "0")
+    assert member.state is MemberState.RUNNING and member.probe_ready
+    assert (member.incarnation, member.address, member.head_epoch) == ("uid-demo-worker-x", "10.0.0.1", 0)
 
 
 @pytest.mark.parametrize(
     ("found", "state", "reason"),
     [
         (pod("w", state=WAITING, ready=False), MemberState.WAITING, "ContainerCreating"),
-        (pod("w", state=DIED, ready=False), MemberState.EXITED, "exited with code 3"),
+        (pod("w", state=DIED, ready=False), MemberState.WAITING, "exited with code 3"),
         (
             pod("w", state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, ready=False),
-            MemberState.EXITED,
+            MemberState.WAITING,
             "was killed: it needed more memory than its limit",
         ),
         (
             pod("w", state={"waiting": {"reason": "CrashLoopBackOff"}}, container={"lastState": DIED}, ready=False),
-            MemberState.EXITED,
+            MemberState.WAITING,
             "exited with code 3",
         ),
         (
@@ -76,14 +76,14 @@ def test_a_pod_that_runs() -> None:
 )  # fmt: skip
 def test_states(found: Object, state: MemberState, reason: str) -> None:
     member = only(found)
-    assert (member.state, member.reason, member.answers) == (state, reason, False)
+    assert (member.state, member.reason, member.probe_ready) == (state, reason, False)
 
 
 @pytest.mark.parametrize(
     "gone",
     [
         pod("w", metadata={"deletionTimestamp": STARTED}),
-        pod("w", annotations={names.GOING: "true"}),
+        pod("w", annotations={names.LEAVING: "true"}),
         pod("w", phase="Failed"),
         pod("w", phase="Succeeded"),
     ],
@@ -96,26 +96,34 @@ def test_a_pod_without_a_members_labels_is_none() -> None:
     """Anybody who may label pods can do that to one, and to the pod of another program."""
     odd = pod("w", metadata={"labels": {names.CLUSTER: "demo"}}, state=DIED)
     assert observe.members([odd, pod("v")], {})[0].id == "v"
-    assert (observe.outline(odd), observe.failures([odd], 0.0)) == ((), {})
+    assert (observe.outline(odd), observe.deaths([odd], 0.0)) == ((), {})
     assert not observe.is_member({"metadata": {}})
 
 
 def test_of_two_heads_the_newer_counts() -> None:
     old, new = pod("a", "head", created="2026-11-16T03:00:00Z"), pod("b", "head", created="2026-11-16T03:00:09Z")
     (member,) = observe.members([new, old], {})
-    assert (member.id, member.incarnation) == (HEAD, "uid-b")
+    assert (member.id, member.incarnation) == (HEAD, "uid-b:0")
 
 
 def test_a_container_that_is_started_again_makes_no_newer_member() -> None:
     created, again = "2026-11-16T03:00:00Z", {"running": {"startedAt": "2026-11-16T09:00:00Z"}}
     old, new = (only(pod("w", created=stamp, state=again)) for stamp in (created, "2026-11-16T03:00:09Z"))
-    assert new.made - old.made == 9
-    assert old.started - old.made == 6 * 3600
+    assert new.created_at - old.created_at == 9
+    assert old.started_at - old.created_at == 6 * 3600
 
 
 def test_a_head_that_is_started_again_in_place_is_another_one() -> None:
     first, second = only(pod("h", "head")), only(pod("h", "head", container={"restartCount": 1}))
-    assert first.head != second.head and first.incarnation == second.incarnation
+    assert (first.incarnation, second.incarnation) == ("uid-h:0", "uid-h:1")
+
+
+def test_a_head_that_has_not_run_yet_has_no_incarnation() -> None:
+    """The epoch counts heads that ran."""
+    assert only(pod("h", "head", state=WAITING, ready=False)).incarnation == ""
+    assert only(pod("h", "head", containerStatuses=[], phase="Pending", ready=False)).incarnation == ""
+    looping = {"restartCount": 2, "lastState": DIED}
+    assert only(pod("h", "head", state=WAITING, container=looping, ready=False)).incarnation == "uid-h:2"
 
 
 def test_workers_of_an_older_description_are_a_group_of_their_own() -> None:
@@ -124,16 +132,49 @@ def test_workers_of_an_older_description_are_a_group_of_their_own() -> None:
 
 
 def test_workers_say_which_head_they_were_started_for() -> None:
-    assert only(pod("w", annotations={names.HEAD_EPOCH: "2"})).head == "2"
+    assert only(pod("w", annotations={names.HEAD_EPOCH: "2"})).head_epoch == 2
 
 
-def test_failures_are_those_that_kubernetes_counted() -> None:
+def test_deaths_are_those_that_the_kubelet_counted() -> None:
     died = pod("w", state={"waiting": {"reason": "CrashLoopBackOff"}}, container={"restartCount": 4, "lastState": DIED})
-    found = observe.failures([died, pod("x"), pod("h", "head", state=DIED)], 5.0)
-    assert {member: (failure.count, failure.reason) for member, failure in found.items()} == {
-        "w": (4, "exited with code 3"),
-        HEAD: (1, "exited with code 3"),
+    found = observe.deaths([died, pod("x"), pod("h", "head", state=DIED)], 5.0)
+    assert {member: (death.count, death.reason, death.incarnation) for member, death in found.items()} == {
+        "w": (4, "exited with code 3", "uid-w:4"),
+        HEAD: (1, "exited with code 3", "uid-h:0"),
     }
+
+
+def test_a_death_without_a_time_is_of_now() -> None:
+    """The kubelet keeps only the last container's state."""
+    restarted = pod("w", container={"restartCount": 2})
+    assert observe.deaths([restarted], 5.0)[MemberId("w")].at == 5.0
+
+
+def test_one_death_has_one_incarnation_before_and_after_the_restart() -> None:
+    """The loop counts deaths by it."""
+    ended = {"terminated": {"exitCode": 3, "startedAt": "2026-11-16T02:00:00Z", "finishedAt": STARTED}}
+    looping: Object = {"waiting": {"reason": "CrashLoopBackOff"}}
+    life = [
+        pod("w", state=ended),
+        pod("w", container={"restartCount": 1, "lastState": ended}),
+        pod("w", state=ended, container={"restartCount": 1, "lastState": ended}),
+        pod("w", state=looping, container={"restartCount": 1, "lastState": ended}),
+        pod("w", container={"restartCount": 2, "lastState": ended}),
+    ]
+    deaths = [observe.deaths([each], 5.0)[MemberId("w")] for each in life]
+    assert [death.incarnation for death in deaths] == ["uid-w:0", "uid-w:0", "uid-w:1", "uid-w:1", "uid-w:1"]
+    assert {death.at - death.started_at for death in deaths} == {3600}
+
+
+def test_the_pod_of_the_newest_head_is_dialled() -> None:
+    old, new = pod("a", "head", created="2026-11-16T03:00:00Z"), pod("b", "head", created="2026-11-16T03:00:09Z")
+    assert observe.head_pod([new, old, pod("w")]) == "b"
+    assert observe.head_pod([pod("w")]) == ""
+
+
+def test_a_head_that_is_being_replaced_is_neither_ready_nor_the_present_one() -> None:
+    head = observe.replaced(only(pod("h", "head")))
+    assert (head.state, head.incarnation, head.probe_ready) == (MemberState.WAITING, "", False)
 
 
 @pytest.mark.parametrize(

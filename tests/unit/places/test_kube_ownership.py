@@ -9,20 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from oars import engines
 from oars.base.errors import OarsError, SpecError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, Unreachable
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, INGRESS, Kind, of
+from oars.kube.kinds import CONFIG_MAP, INGRESS, Kind, kind_of
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render import objects
-from oars.places.kube.render.describe import describe
 from oars.places.kube.state import ownership
 from oars.places.kube.state.owned_objects import OwnedObjects
 from oars.places.kube.state.root import reference
 from oars.places.kube.state.secrets import ensure_secret
 from oars.places.kube.why import api_errors
-from oars.places.kube.why.api_errors import Taken, cause_of
-from oars.spec.cluster import ClusterSpec
+from oars.places.kube.why.api_errors import NameConflict, cause_of
+from tests.unit.places.clusters import cluster
 
 Object = dict[str, Any]
 ROOT = reference(COMPUTE_CLUSTER, {"metadata": {"name": "demo", "uid": "now"}})
@@ -158,12 +157,12 @@ def test_what_is_seen_or_has_been_asked_for_takes_one_request() -> None:
 def test_what_is_anothers_is_left_alone(owners: list[Object]) -> None:
     server = Server()
     theirs = server.put(service(ownerReferences=owners, labels={"oars.dev/cluster": "demo"}))
-    with pytest.raises(Taken) as told:
+    with pytest.raises(NameConflict) as told:
         asyncio.run(around(server).apply(service()))
     assert server.objects["Service", "demo-head"] == theirs
     cause = cause_of(told.value)
     assert cause.reason == "NameTaken" and cause.hint
-    assert cause.message == "There is already a Service demo-head in namespace team that is not of this cluster."
+    assert cause.message == "A Service demo-head that does not belong to this cluster exists in namespace team."
 
 
 def test_other_refusals_stay_what_they_are() -> None:
@@ -210,8 +209,7 @@ def secret(server: Server, *owners: Object, **data: bytes) -> Object:
 
 
 def ensure(server: Server) -> str:
-    spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1"})
-    return asyncio.run(ensure_secret(cast(Client, server), describe("demo", "team", spec, engines.get("dask")), ROOT))
+    return asyncio.run(ensure_secret(cast(Client, server), cluster(), ROOT))
 
 
 def test_a_secret_of_ours_is_kept_and_completed() -> None:
@@ -237,7 +235,7 @@ def test_a_secret_of_a_cluster_before_us_goes() -> None:
 def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
     server = Server()
     theirs = secret(server, *owners, password=b"mine")
-    with pytest.raises(Taken, match="There is already a Secret demo-oars"):
+    with pytest.raises(NameConflict, match="A Secret demo-oars that does not belong"):
         ensure(server)
     assert server.objects == {("Secret", "demo-oars"): theirs}
 
@@ -248,7 +246,7 @@ def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
 @pytest.mark.parametrize(
     ("error", "reason", "for_good"),
     [
-        (Taken("Ingress", "demo-head", "team"), "NameTaken", True),
+        (NameConflict("Ingress", "demo-head", "team"), "NameTaken", True),
         (SpecError("No.", "Do."), "InvalidSpec", False),
         (Unreachable("cut"), "ApiServerUnreachable", False),
         (ApiError(422, {"message": "bad"}), "Invalid", True),
@@ -256,11 +254,10 @@ def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
     ],
 )
 def test_an_error_as_a_cause(error: OarsError, reason: str, for_good: bool) -> None:
-    assert (cause_of(error).reason, api_errors.is_for_good(error)) == (reason, for_good)
+    assert (cause_of(error).reason, api_errors.is_lasting(error)) == (reason, for_good)
 
 
 def test_no_name_is_one_that_an_application_is_likely_to_have() -> None:
     """A cluster called `default` must not want the namespace's own account."""
-    spec = ClusterSpec.model_validate({"engine": "dask", "image": "i:1", "expose": {"host": "h"}})
-    for obj in objects.manifests(describe("default", "team", spec, engines.get("dask"))):
-        assert obj["metadata"]["name"] != "default", of(obj).kind
+    for obj in objects.manifests(cluster(name="default", expose={"host": "h"})):
+        assert obj["metadata"]["name"] != "default", kind_of(obj).kind

@@ -15,11 +15,17 @@ from oars.kube.client import Client, Listing
 from oars.kube.kinds import NODE, Kind
 from oars.model import Cause, LoopState
 from oars.places.kube import names
+from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.cache import CATCH_UP, ReadYourWrites
-from oars.places.kube.state.root import COUNT_SECONDS, ClusterRoot
-from oars.places.kube.why.evidence import LONG_PAUSE, PAUSE, STUCK, UNHEEDED, Evidence, Ground
+from oars.places.kube.state.root import PROGRESS_SECONDS, ResourceRoot
+from oars.places.kube.state.status_codec import COMPUTE_CLUSTER_STATUS
+from oars.places.kube.why.evidence import POLL, SLOW_POLL, STALLED, STUCK, Evidence, SharedLists
+from oars.places.report import Report
 from oars.spec.status import GroupStatus, Phase, Status
+from tests.unit.places.clusters import cluster
 from tests.unit.places.test_kube_observe import WAITING, Object, pod
+
+DESIRED = cluster()
 
 
 class Clock:
@@ -86,11 +92,11 @@ def troubled() -> Object:
 def test_many_clusters_ask_once() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        ground = Ground(client(server), clock)
-        await asyncio.gather(*(ground.look(NODE, None) for _ in range(10)))
+        lists = SharedLists(client(server), clock)
+        await asyncio.gather(*(lists.get(NODE, None) for _ in range(10)))
         assert server.asked == {"nodes": 1}
-        clock.now += PAUSE
-        await ground.look(NODE, None)
+        clock.now += POLL
+        await lists.get(NODE, None)
         assert server.asked == {"nodes": 2}
 
     run(story())
@@ -99,7 +105,7 @@ def test_many_clusters_ask_once() -> None:
 def test_a_cluster_that_takes_its_course_asks_for_nothing() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
         for version in range(20):  # something happens all the time
             clock.now += STUCK - 1
             await evidence.causes([numbered(coming(), str(version), "n1")], [])
@@ -111,7 +117,7 @@ def test_a_cluster_that_takes_its_course_asks_for_nothing() -> None:
 def test_trouble_and_standstill_are_looked_into() -> None:
     async def story(found: Object, wait: float) -> None:
         server, clock = Server(), Clock()
-        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
         await evidence.causes([found], [])
         clock.now += wait
         await evidence.causes([found], [])
@@ -124,7 +130,7 @@ def test_trouble_and_standstill_are_looked_into() -> None:
 def test_a_deployment_that_nobody_acts_on_is_looked_into_and_told() -> None:
     async def story(observed: int, wait: float) -> tuple[int, list[str]]:
         server, clock = Server(), Clock()
-        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
         metadata = {"name": "demo-head", "labels": names.pod_labels("demo"), "generation": 1, "resourceVersion": "1"}
         deployment = {"metadata": metadata, "spec": {}, "status": {"observedGeneration": observed}}
         await evidence.causes([], [deployment])
@@ -132,19 +138,19 @@ def test_a_deployment_that_nobody_acts_on_is_looked_into_and_told() -> None:
         found = await evidence.causes([], [deployment])
         return server.asked["events"], [cause.reason for cause in found]
 
-    assert run(story(0, UNHEEDED + 0.1)) == (1, ["RolloutStuck"])
-    assert run(story(0, UNHEEDED - 0.1)) == (0, [])
-    assert run(story(1, UNHEEDED + 0.1)) == (0, [])
+    assert run(story(0, STALLED + 0.1)) == (1, ["RolloutStuck"])
+    assert run(story(0, STALLED - 0.1)) == (0, [])
+    assert run(story(1, STALLED + 0.1)) == (0, [])
 
 
 def test_what_has_been_broken_for_long_is_looked_into_now_and_then() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
         for _ in range(600):
             clock.now += 1
             await evidence.causes([troubled()], [])
-        assert server.asked["events"] < 40 + 600 / LONG_PAUSE
+        assert server.asked["events"] < 40 + 600 / SLOW_POLL
 
     run(story())
 
@@ -167,7 +173,7 @@ def test_the_log_is_that_of_the_container_that_died(where: str, status: Object, 
         server, clock = Server(), Clock()
         found = numbered(pod("w", ready=False), "1", "n1")
         found["status"][where] = [*found["status"].get(where, ()), {**status, "ready": False}]
-        evidence = Evidence(client(server), "lab", Ground(client(server), clock), clock)
+        evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
         [cause] = await evidence.causes([found | {"metadata": found["metadata"] | {"namespace": "lab"}}], [])
         assert server.read == [read]
         assert cause.lines == (f"last words of {read[0]}",) and f"container {read[0]}" in cause.message
@@ -205,10 +211,14 @@ def told(phase: Phase, ready: int) -> Status:
     return Status("demo", "played", "kubernetes", phase, groups=(GroupStatus("default", 3, ready),), generation=1)
 
 
-def root(server: Server, clock: Clock, *, may_tell: bool = True) -> ClusterRoot:
+def root(server: Server, clock: Clock, status: Object | None = None) -> ResourceRoot:
     metadata = {"name": "demo", "namespace": "lab", "uid": "u", "generation": 1}
-    resource = {"metadata": metadata, "status": {"phase": "Pending"}}  # the definition's default
-    return ClusterRoot(client(server), resource, clock, lambda: may_tell)
+    resource = {"metadata": metadata, "status": status or {"phase": "Pending"}}  # the definition's default
+    return ResourceRoot(client(server), COMPUTE_CLUSTER, resource, COMPUTE_CLUSTER_STATUS, clock)
+
+
+async def save(kept: ResourceRoot, status: Status, *causes: Cause) -> None:
+    await kept.save(DESIRED, LoopState(), Report(status, causes))
 
 
 def test_a_start_is_told_in_few_writes() -> None:
@@ -216,8 +226,8 @@ def test_a_start_is_told_in_few_writes() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         for phase, ready in ((Phase.PENDING, 0), (Phase.STARTING, 0), (Phase.STARTING, 2), (Phase.READY, 3)):
-            await kept.save(LoopState(), told(phase, ready), ())
-            await kept.save(LoopState(), told(phase, ready), ())
+            await save(kept, told(phase, ready))
+            await save(kept, told(phase, ready))
         assert [body["phase"] for body in server.written] == ["Ready"]
         selector = server.written[0]["selector"]
         assert selector == f"{names.CLUSTER}=demo,{names.GROUP}=default"
@@ -230,22 +240,10 @@ def test_a_long_start_is_told_as_it_goes() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         for ready in range(3):
-            clock.now += COUNT_SECONDS
-            await kept.save(LoopState(), told(Phase.STARTING, ready), ())
-            await kept.save(LoopState(), told(Phase.STARTING, ready), ())
+            clock.now += PROGRESS_SECONDS
+            await save(kept, told(Phase.STARTING, ready))
+            await save(kept, told(Phase.STARTING, ready))
         assert [body["ready"] for body in server.written] == ["0/3", "1/3", "2/3"]
-
-    run(story())
-
-
-def test_one_of_many_tells_only_that_it_is_ready() -> None:
-    async def story() -> None:
-        server, clock = Server(), Clock()
-        kept = root(server, clock, may_tell=False)
-        for phase, ready in ((Phase.PENDING, 0), (Phase.STARTING, 1), (Phase.STARTING, 2), (Phase.READY, 3)):
-            clock.now += COUNT_SECONDS
-            await kept.save(LoopState(), told(phase, ready), ())
-        assert [body["phase"] for body in server.written] == ["Ready"]
 
     run(story())
 
@@ -253,10 +251,10 @@ def test_one_of_many_tells_only_that_it_is_ready() -> None:
 def test_what_is_wrong_is_told_at_once_and_as_an_event() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        kept = root(server, clock, may_tell=False)
+        kept = root(server, clock)
         cause = Cause("ImagePull", "The image cannot be pulled.", "Correct its name.")
         wrong = replace(told(Phase.STARTING, 0), reason=cause.reason, message=cause.message)
-        await kept.save(LoopState(), wrong, (cause,))
+        await save(kept, wrong, cause)
         assert server.written[0]["message"] == "The image cannot be pulled. Correct its name."
         assert (server.written[1]["kind"], server.written[1]["reason"]) == ("Event", "ImagePull")
 
@@ -267,9 +265,9 @@ def test_what_the_loop_must_remember_is_written_before_it_acts() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
-        await kept.save(LoopState(), told(Phase.READY, 3), ())
-        await kept.save(LoopState(head="b", head_changes=1), None, ())
-        assert server.written[1]["notes"]["headChanges"] == 1
+        await save(kept, told(Phase.READY, 3))
+        await kept.save(DESIRED, LoopState(head="b", head_epoch=1), None)
+        assert server.written[1]["head"] == {"incarnation": "b", "epoch": 1}
 
     run(story())
 
@@ -286,14 +284,14 @@ def test_causes_are_told_with_their_lines_and_taken_back() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         long = replace(CRASH, lines=(*(str(number) for number in range(20)), "x" * 1000))
-        await kept.save(LoopState(), crashed(), (long,))
+        await save(kept, crashed(), long)
         (listed,) = server.written[0]["causes"]
         assert (listed["reason"], listed["hint"]) == ("CrashLoop", "Read its log.")
         assert listed["lines"] == ["13", "14", "15", "16", "17", "18", "19", "x" * 300]
-        await kept.save(LoopState(), told(Phase.READY, 3), ())
+        await save(kept, told(Phase.READY, 3))
         assert server.written[-1]["causes"] is None
         before = len(server.written)
-        await kept.save(LoopState(), told(Phase.READY, 3), ())
+        await save(kept, told(Phase.READY, 3))
         assert len(server.written) == before
 
     run(story())
@@ -304,12 +302,12 @@ def test_other_lines_of_the_same_cause_are_no_news() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         quiet = replace(CRASH, lines=())
-        await kept.save(LoopState(), crashed(), (quiet,))
+        await save(kept, crashed(), quiet)
         server.written.clear()
         for second in range(5):
-            clock.now += COUNT_SECONDS
-            await kept.save(LoopState(), crashed(), (replace(CRASH, lines=(f"at 10:0{second}",)),))
-            await kept.save(LoopState(), crashed(), (quiet,))
+            clock.now += PROGRESS_SECONDS
+            await save(kept, crashed(), replace(CRASH, lines=(f"at 10:0{second}",)))
+            await save(kept, crashed(), quiet)
         assert [body["causes"][0]["lines"] for body in server.written] == [["at 10:00"]], "they came, and stay"
 
     run(story())
@@ -318,25 +316,24 @@ def test_other_lines_of_the_same_cause_are_no_news() -> None:
 def test_what_another_operator_told_is_not_told_again() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
-        await root(server, clock).save(LoopState(), crashed(), (CRASH,))
+        await save(root(server, clock), crashed(), CRASH)
         status = server.written[0]
         server.written.clear()
-        metadata = {"name": "demo", "namespace": "lab", "uid": "u", "generation": 1}
-        kept = ClusterRoot(client(server), {"metadata": metadata, "status": status}, clock)
-        clock.now += COUNT_SECONDS
-        await kept.save(LoopState(), crashed(), (replace(CRASH, lines=("at 10:09",)),))
+        kept = root(server, clock, status)
+        clock.now += PROGRESS_SECONDS
+        await save(kept, crashed(), replace(CRASH, lines=("at 10:09",)))
         assert server.written == []
 
     run(story())
 
 
-def test_few_causes_are_told_and_none_that_the_notes_tell() -> None:
+def test_few_causes_are_told_and_none_that_the_retiring_workers_tell() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         many = [replace(CRASH, message=f"Pod {number} died.") for number in range(9)]
         leaving = Cause("Draining", "w is kept.", "It goes when that is done.")
         course = Cause("Loading", "It takes its course.")
-        await root(server, clock).save(LoopState(), crashed(many[0]), (many[0], leaving, course, *many[1:]))
+        await save(root(server, clock), crashed(many[0]), many[0], leaving, course, *many[1:])
         assert [cause["message"] for cause in server.written[0]["causes"]] == [f"Pod {n} died." for n in range(5)]
 
     run(story())
@@ -356,7 +353,7 @@ def test_a_refusal_is_told_once_and_taken_back() -> None:
         assert status["message"] == "The operator may not create secrets. Add this rule."
         assert (status["conditions"][0]["status"], status["conditions"][0]["reason"]) == ("False", "RightMissing")
         assert (event["kind"], event["reason"]) == ("Event", "RightMissing")
-        await kept.save(LoopState(), told(Phase.STARTING, 0), ())
+        await save(kept, told(Phase.STARTING, 0))
         assert (server.written[-1]["reason"], server.written[-1]["causes"]) == ("", None)
 
     run(story())
@@ -366,7 +363,7 @@ def test_what_is_refused_of_a_ready_cluster_leaves_it_so_until_it_shall_change()
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
-        await kept.save(LoopState(), told(Phase.READY, 3), ())
+        await save(kept, told(Phase.READY, 3))
         await kept.refuse(REFUSED, 1)
         assert "phase" not in server.written[1]
         await kept.refuse(REFUSED, 2)

@@ -8,23 +8,17 @@ from typing import Any
 
 import pytest
 
-from oars import engines
 from oars.base.errors import SpecError
 from oars.operator import manifests
 from oars.places.kube import names
 from oars.places.kube.render import objects, sidecar
-from oars.places.kube.render.describe import HEAD_MEMORY, WORKER_MEMORY, describe
-from oars.places.kube.render.pod import DEFAULT_CONTAINER, Cluster, cpu_quantity
+from oars.places.kube.render.defaults import DEFAULTS
+from oars.places.kube.render.pod import DEFAULT_CONTAINER, cpu_quantity
 from oars.places.kube.render.values import POD_FIELDS, SCRATCH
-from oars.spec.cluster import ClusterSpec
+from tests.unit.places.clusters import cluster
 
 Object = dict[str, Any]
 ENGINES = ("dask", "ray", "mars", "played")
-
-
-def cluster(engine: str = "dask", **spec: Any) -> Cluster:
-    made = ClusterSpec.model_validate({"engine": engine, "place": "kubernetes", "image": "team/it:1", **spec})
-    return describe("demo", "lab", made, engines.get(engine))
 
 
 def rendered(**spec: Any) -> dict[str, Object]:
@@ -198,8 +192,7 @@ def test_scratch_may_be_the_user_s_own_volume() -> None:
 
 
 def test_the_helper_sees_the_head_s_scratch() -> None:
-    made = ClusterSpec.model_validate({"engine": "dask", "place": "kubernetes", "image": "team/it:1"})
-    _, head = sidecar.head_and_owned(describe("demo", "lab", made, engines.get("dask"), watched=True), watched=True)
+    _, head = sidecar.head_and_owned(cluster(tied=True), watched=True)
     assert scratch_of(head, "head") == scratch_of(head, names.HELPER) == [{"name": "tmp", "emptyDir": {}}]
 
 
@@ -212,7 +205,7 @@ def test_an_overlay_without_sense_is_told_not_taken(containers: object) -> None:
 def test_only_what_oars_looks_after_has_no_deadline() -> None:
     """`kubectl rollout status` of rendered manifests shall not wait for ever."""
     made = cluster()
-    kept = objects.managed_worker_deployment(made, made.shape.workers[0], 3, "demo-worker", "r1", 0)
+    kept = objects.managed_worker_deployment(made, made.shape.workers[0], 3, "demo-worker", "r1")
     _, head = sidecar.head_and_owned(made, watched=False)
     assert {d["spec"]["progressDeadlineSeconds"] for d in (kept, head)} == {objects.NO_DEADLINE}
     assert all("progressDeadlineSeconds" not in obj.get("spec", {}) for obj in rendered().values())
@@ -269,7 +262,7 @@ def test_ray_s_tasks_and_objects_have_the_memory_of_the_pod_together(name: str) 
 
 
 def test_a_default_that_ray_s_object_store_would_fill_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"head\.memory must be larger than Ray's object store, which needs 1536Mi"):
+    with pytest.raises(SpecError, match=r"head\.memory must be larger than Ray's object store, which takes 1536Mi"):
         rendered(engine="ray", ray={"objectStoreMemory": "1.5Gi"})
 
 
@@ -282,8 +275,8 @@ def test_kubectl_is_told_which_container_is_meant_where_there_are_several() -> N
 
 def test_memory_has_a_default_so_that_no_engine_takes_the_whole_node() -> None:
     found = rendered()
-    assert container_of(found["Deployment/demo-head"])["resources"]["limits"]["memory"] == str(HEAD_MEMORY)
-    assert container_of(found["Deployment/demo-worker"])["resources"]["limits"]["memory"] == str(WORKER_MEMORY)
+    assert container_of(found["Deployment/demo-head"])["resources"]["limits"]["memory"] == str(DEFAULTS.head_memory)
+    assert container_of(found["Deployment/demo-worker"])["resources"]["limits"]["memory"] == str(DEFAULTS.worker_memory)
 
 
 def test_gpus_are_asked_for() -> None:

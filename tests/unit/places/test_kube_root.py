@@ -1,21 +1,28 @@
-"""The roots: what is added to an operator's when all is well, and which object a client writes to."""
+"""The roots: what is written to them, and to which object."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from oars.base.errors import NotFound
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
-from oars.kube.kinds import Kind
-from oars.model import LoopState, MemberId, Retiring
+from oars.kube.kinds import Kind, Object
+from oars.model import Cause, LoopState, MemberId, Retiring
 from oars.places.kube import names
-from oars.places.kube.state import replicas
-from oars.places.kube.state.root import ClusterRoot, ConfigMapRoot
-from tests.unit.places.test_kube_replicas import Object, resource
+from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.state.root import ConfigMapRoot, ResourceRoot, report_of
+from oars.places.kube.state.status_codec import COMPUTE_CLUSTER_STATUS
+from oars.places.report import Report
+from oars.spec.status import Phase, Status
+from tests.unit.places.clusters import cluster
+
+DESIRED = cluster()
+REPORT = Report(Status("demo", "dask", "kubernetes", Phase.READY), (Cause("R", "m", "h", ("l",)),))
+LEAVING = LoopState(retiring={MemberId("a"): Retiring(1.0)})
 
 
 class Server:
@@ -33,50 +40,27 @@ class Server:
         return {}
 
 
-def root(server: Server, found: Object) -> ClusterRoot:
-    found["metadata"]["uid"] = "u"
-    return ClusterRoot(cast(Client, server), found)
-
-
-def test_autoscalers_find_the_number_when_all_is_well() -> None:
-    server = Server()
-    one = root(server, resource(None, 3))
-    asyncio.run(one.settle())
-    asyncio.run(one.settle())  # the watches have not brought our own write yet
-    (patch,) = server.patches
-    assert patch["spec"] == {"replicas": 3} and patch["metadata"]["annotations"] == {replicas.SAID: "default=3"}
-
-
-@pytest.mark.parametrize(("refusal", "tries"), [(409, 2), (404, 2)])
-def test_a_write_of_somebody_else_comes_first(refusal: int, tries: int) -> None:
-    server = Server(refusal)
-    one = root(server, resource(None, 3))
-    for _ in range(tries):
-        asyncio.run(one.settle())
-    assert len(server.patches) == tries
-
-
-def test_other_refusals_are_told() -> None:
-    with pytest.raises(ApiError):
-        asyncio.run(root(Server(403), resource(None, 3)).settle())
-
-
-def test_what_agrees_is_left_alone() -> None:
-    server: Any = Server()
-    asyncio.run(root(server, resource(5, 3, "default=3")).settle())
-    assert server.patches == []
-
-
 def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
     """Whoever takes over from an operator that died then would choose others."""
     server = Server(500)
-    one, notes = root(server, resource(2, 3)), LoopState(retiring={MemberId("a"): Retiring(1.0)})
+    resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
+    root = ResourceRoot(cast(Client, server), COMPUTE_CLUSTER, resource, COMPUTE_CLUSTER_STATUS)
     with pytest.raises(ApiError):
-        asyncio.run(one.save(notes, None, ()))
+        asyncio.run(root.save(DESIRED, LEAVING, None))
     server.refusal = 0
-    asyncio.run(one.save(notes, None, ()))
-    asyncio.run(one.save(notes, None, ()))
-    assert [[*patch["status"]["notes"]["retiring"]] for patch in server.patches] == [["a"], ["a"]]
+    asyncio.run(root.save(DESIRED, LEAVING, None))
+    asyncio.run(root.save(DESIRED, LEAVING, None))
+    assert [[*patch["status"]["retiring"]] for patch in server.patches] == [["a"], ["a"]]
+
+
+def test_a_worker_that_no_longer_leaves_is_taken_out_of_the_status() -> None:
+    """A merge patch keeps what it does not name."""
+    server = Server()
+    resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
+    root = ResourceRoot(cast(Client, server), COMPUTE_CLUSTER, resource, COMPUTE_CLUSTER_STATUS)
+    asyncio.run(root.save(DESIRED, LEAVING, None))
+    asyncio.run(root.save(DESIRED, LoopState(head_epoch=1), None))
+    assert server.patches[1]["status"]["retiring"] == {"a": None}
 
 
 METADATA = {"name": "demo-oars", "namespace": "n", "uid": "r", "labels": names.labels("demo", "dask")}
@@ -84,8 +68,8 @@ METADATA = {"name": "demo-oars", "namespace": "n", "uid": "r", "labels": names.l
 
 def noted(server: Server) -> None:
     """A client writes down who shall go."""
-    kept = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
-    asyncio.run(kept.save(LoopState(retiring={MemberId("a"): Retiring(1.0)}), None, ()))
+    root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
+    asyncio.run(root.save(DESIRED, LEAVING, None))
 
 
 def test_a_client_writes_to_the_very_object_that_it_looks_after() -> None:
@@ -96,7 +80,7 @@ def test_a_client_writes_to_the_very_object_that_it_looks_after() -> None:
 
 @pytest.mark.parametrize("refused", [Server(409), Server(422, "metadata.uid")], ids=["conflict", "invalid"])
 def test_another_cluster_that_has_its_name_is_not_written_to(refused: Server) -> None:
-    with pytest.raises(NotFound, match="The cluster 'demo' is gone, and another one has its name"):
+    with pytest.raises(NotFound, match="The cluster 'demo' was deleted, and another one has its name"):
         noted(refused)
 
 
@@ -104,3 +88,15 @@ def test_another_cluster_that_has_its_name_is_not_written_to(refused: Server) ->
 def test_any_other_refusal_is_told_as_it_is(refused: Server) -> None:
     with pytest.raises(ApiError):
         noted(refused)
+
+
+def test_what_a_client_recorded_is_read_by_the_next_one() -> None:
+    server = Server()
+    state = LoopState(retiring={MemberId("a"): Retiring(1.5, True, "b")}, head="h:0", head_epoch=2)
+    root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
+    asyncio.run(root.save(DESIRED, state, REPORT))
+    asyncio.run(root.save(DESIRED, state, REPORT))
+    (patch,) = server.patches
+    found = ConfigMapRoot(cast(Client, server), {"metadata": METADATA, "data": patch["data"]})
+    assert found.state == state
+    assert report_of({"data": patch["data"]}) == REPORT

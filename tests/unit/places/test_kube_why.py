@@ -1,4 +1,4 @@
-"""why on Kubernetes: objects and answers recorded from a real cluster (1.34), and what is made of them."""
+"""Explanations on Kubernetes, from objects and error responses recorded from a real cluster (1.34)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
+from oars.engines.dask import shape as dask
+from oars.engines.ray import shape as ray
 from oars.model import Cause
 from oars.places.kube.state.cache import trimmed_deployment, trimmed_pod
-from oars.places.kube.why.amounts import amount, asked
-from oars.places.kube.why.explain import Snapshot, causes, logs_needed, refusal
+from oars.places.kube.why.api_errors import explain_response
+from oars.places.kube.why.deaths import containers_with_log
+from oars.places.kube.why.explain import causes
+from oars.places.kube.why.facts import Snapshot
+from oars.places.kube.why.quantities import parse, pod_requests
 
 DATA = Path(__file__).parent / "data"
-REFUSALS = json.loads((DATA / "refusals.json").read_text())
+RESPONSES = json.loads((DATA / "refusals.json").read_text())
 
 
 def recorded(case: str) -> Snapshot:
@@ -30,68 +35,70 @@ def only(snapshot: Snapshot) -> Cause:
     return found
 
 
-# What was recorded; the reason; what the message must hold; what the advice must hold.
+# The recording; the reason; parts of the message; a part of the hint.
 CASES: list[tuple[str, str, tuple[str, ...], str]] = [
-    # pods that are not made
+    # pods that cannot be created
     ("quota_needs_limits", "QuotaExceeded", ("default (1 of 1)", "limits.cpu", "container worker"), "limits: {cpu"),
-    ("limit_range", "LimitRange", ("Range team", "memory usage per Container is 1Gi, but limit is 2Gi"), "changed"),
+    ("limit_range", "LimitRange", ("Range team", "memory usage per Container is 1Gi, but limit is 2Gi"), "change"),
     ("pod_security", "PodSecurity", ("The head", "restricted", "hostNetwork=true", 'volume "spill"'), "`pod`"),
     ("policy", "AdmissionDenied", ("policy registries.example.org", "images must come from"), "policy"),
     ("webhook_denies", "AdmissionDenied", ("labels.guard.example.org", "needs the label cost-centre"), "webhook"),
     ("webhook_down", "WebhookFails", ("pods.guard.example.org", 'service "guard" not found'), "repair"),
     ("service_account", "ServiceAccountMissing", ("ServiceAccount nobody", "namespace team"), "create serviceaccount"),
     ("priority_class", "PriorityClassMissing", ("PriorityClass urgent",), "priorityClassName"),
-    # pods without a node
+    # pods that cannot be scheduled
     ("unschedulable_no_nodes", "Unschedulable", ("The head", "the cluster has no nodes"), "Add a node"),
     ("unschedulable_cpu", "Unschedulable", ("10 cpu", "most: 8, node big", "gpu=present"), "at most 8 `cpu`"),
     ("unschedulable_memory", "Unschedulable",
      ("(3 of 5)", "2 cpu, 12Gi memory", "node big: 6 of 8 cpu, 4Gi of 16Gi memory"), "fewer workers"),
     ("unschedulable_gpu", "Unschedulable", ("4 nvidia.com/gpu", "most: 2, node gpu-1"), "at most 2 `gpu`"),
     ("unschedulable_taint", "Unschedulable", ("node gpu-1: taint nvidia.com/gpu=present:NoSchedule",),
-     "Let worker group gpu tolerate it: `pod: {spec: {tolerations: [{key: nvidia.com/gpu, operator: Exists}]}}`"),
+     "Add a toleration to worker group gpu: `pod: {spec: {tolerations: [{key: nvidia.com/gpu, operator: Exists}]}}`"),
     ("unschedulable_selector", "Unschedulable", ("no node has the label disk=nvme",), "kubectl label node"),
-    ("unschedulable_affinity", "Unschedulable", ("(3 of 5)", "its affinity rules exclude 2 nodes"), "loosen"),
+    ("unschedulable_affinity", "Unschedulable", ("(3 of 5)", "its affinity rules exclude 2 nodes"), "relax"),
     ("unschedulable_volume", "Unschedulable", ("PersistentVolumeClaim data does not exist",), "Create it"),
-    ("unschedulable_claim", "Unschedulable", ("no volume", "for its PersistentVolumeClaim data"), "describe pvc data"),
+    ("unschedulable_claim", "Unschedulable", ("its PersistentVolumeClaim data is not bound",), "describe pvc data"),
     ("sidecar_asks", "Unschedulable", ("3.01 cpu", "most: 2, node node1"), "at most 2 `cpu`"),
     ("node_full", "Unschedulable", ("0.8 cpu", "node node1: 0.4 of 2 cpu"), "fewer workers"),
     # containers that do not start
     ("image_unreachable", "ImagePull", ("(3 of 3)", "registry.example.org/team/dask:9", "network is unreachable"),
-     "does not reach"),
-    ("image_invalid", "InvalidImageName", ("The head", "'Team/Dask:1:2'"), "REGISTRY/NAME:TAG"),
+     "cannot reach"),
+    ("image_invalid", "InvalidImageName", ("The head", "'Team/Dask:1:2'"), "for example"),
     ("image_never", "ImagePull", ("oars.lab/nothing:1", "Never"), "IfNotPresent"),
     ("sidecar_image", "ImagePull", ("The head", "(container oars)"), "registry"),
     ("secret_missing", "ConfigMissing", ("Secret login does not exist in namespace team",), "Create the Secret"),
     ("key_missing", "ConfigMissing", ("ConfigMap settings has no key threads",), "Add the key"),
     ("runs_as_root", "RunsAsRoot", ("breaks non-root policy.",), "runAsUser"),
-    ("command_missing", "CommandMissing", ("image oars.lab/dask:2026.8.0 has no program ray",), "has the engine"),
+    ("command_missing", "CommandMissing", ("image oars.lab/dask:2026.8.0 has no program ray",), "contains Python"),
     ("command_path_missing", "CommandMissing", ("no program /opt/nothing/bin/python",), "`image` of the head"),
     ("mount_missing", "VolumeFails", ("Secret certificates does not exist",), "Create the Secret"),
     ("mount_key_missing", "VolumeFails", ("no key threads",), "Add the key"),
     ("mount_path", "VolumeFails", ("volume v: hostPath type check failed: /no/such/spill",), "node node1"),
     ("sandbox", "SandboxFails", ("node node1", 'no runtime for "runsc"'), "CNI"),
     # containers that die
-    ("crash_loop", "CrashLoop", ("(2 of 2)", "3 times; exit code 3"), "oars logs NAME demo-worker"),
-    ("crash_once", "HeadLost", ("The head died (exit code 1).",), "oars logs NAME head"),
-    ("module_missing", "CrashLoop", ("lacks the Python module pandas_of_mine",), "Use an image"),
-    ("no_dns", "NoDns", ("the name demo-head cannot be resolved",), "kube-dns"),
+    ("crash_loop", "CrashLoop", ("(2 of 2)", "3 times; exit code 3"), "oars logs demo demo-worker"),
+    ("crash_once", "HeadLost", ("The head died (exit code 1).",), "oars logs demo head"),
+    ("module_missing", "CrashLoop", ("the Python module pandas_of_mine is missing",), "use an image"),
+    ("no_dns", "NoDns", ("DNS cannot resolve the name demo-head",), "kube-dns"),
     ("oom", "OOMKilled", ("(2 of 2)", "the limit is 64Mi"), "more `memory`"),
-    ("oom_back", "OOMKilled", ("The head", "the limit is 64Mi", "came back"), "more `memory`"),
-    ("init_fails", "CrashLoop", ("container fetch; 2 times; exit code 4",), "oars logs NAME head -c fetch`"),
+    ("oom_back", "OOMKilled", ("The head", "the limit is 64Mi", "and restarted"), "more `memory`"),
+    ("init_fails", "CrashLoop", ("container fetch; 2 times; exit code 4",), "oars logs demo head -c fetch`"),
     ("init_oom", "OOMKilled", ("container fetch; the limit is 64Mi",), "Give container fetch more memory in `pod`"),
     ("sidecar_dies", "CrashLoop", ("Worker pod", "container agent;", "exit code 5"), " -c agent`"),
-    ("liveness", "Replaced", ("liveness probe", "started again: raylet is dead"), "log"),
+    ("liveness", "Replaced", ("liveness probe", "restarted: raylet is dead"), "log"),
     ("readiness", "ProbeFails", ("The head", "readiness probe", "8787/health", "connection refused"), "log"),
-    # pods that had to go
+    # pods that Kubernetes removed
     ("evicted", "Evicted", ("node node1", 'EmptyDir volume "v" exceeds the limit "1Mi".'), "ephemeral-storage"),
     ("preempted", "Preempted", ("demo-worker-a", "higher priority", "node big"), "priorityClassName"),
-    ("drained", "Drained", ("demo-worker-a", "emptied"), "elsewhere"),
+    ("drained", "Drained", ("demo-worker-a", "kubectl drain"), "another node"),
     ("tainted", "NodeTainted", ("demo-worker-a", "taint", "node big"), "toleration"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "reason", "words", "hint"), CASES, ids=[case for case, *_ in CASES])
-def test_one_cause_says_what_is_wrong(case: str, reason: str, words: tuple[str, ...], hint: str) -> None:
+def test_recorded_failure_has_one_cause_with_message_and_hint(
+    case: str, reason: str, words: tuple[str, ...], hint: str
+) -> None:
     found = only(recorded(case))
     assert found.reason == reason
     assert [word for word in words if word not in found.message] == []
@@ -100,7 +107,9 @@ def test_one_cause_says_what_is_wrong(case: str, reason: str, words: tuple[str, 
 
 
 @pytest.mark.parametrize(("case", "reason", "words", "hint"), CASES, ids=[case for case, *_ in CASES])
-def test_what_a_cache_keeps_of_objects_is_enough(case: str, reason: str, words: tuple[str, ...], hint: str) -> None:
+def test_trimmed_objects_are_enough_to_explain_failure(
+    case: str, reason: str, words: tuple[str, ...], hint: str
+) -> None:
     found = only(cached(recorded(case)))
     assert found.reason == reason
     assert [word for word in words if word not in found.message] == []
@@ -108,7 +117,7 @@ def test_what_a_cache_keeps_of_objects_is_enough(case: str, reason: str, words: 
 
 
 def cached(full: Snapshot) -> Snapshot:
-    """As the caches hold it."""
+    """The snapshot with objects trimmed as in the informers' caches."""
     pods, deployments = map(trimmed_pod, full.pods), map(trimmed_deployment, full.deployments)
     return replace(full, pods=[*pods], deployments=[*deployments])
 
@@ -117,13 +126,12 @@ RECORDINGS = sorted(path.stem for path in DATA.glob("*.json") if path.stem != "r
 
 
 @pytest.mark.parametrize("case", RECORDINGS)
-def test_a_cache_tells_the_same_as_whole_objects(case: str) -> None:
-    """Of all that is there, and of the Deployments where no pod is."""
+def test_trimmed_objects_have_the_same_causes_as_full_ones(case: str) -> None:
     full = recorded(case)
     for whole in (full, replace(full, pods=[])):
         assert causes(cached(whole), "team") == causes(whole, "team")
-    assert [logs_needed(pod) for pod in cached(full).pods] == [logs_needed(pod) for pod in full.pods]
-    assert [asked(pod) for pod in cached(full).pods] == [asked(pod) for pod in full.pods]
+    assert [containers_with_log(pod) for pod in cached(full).pods] == [containers_with_log(pod) for pod in full.pods]
+    assert [pod_requests(pod) for pod in cached(full).pods] == [pod_requests(pod) for pod in full.pods]
 
 
 def test_every_recording_is_used() -> None:
@@ -131,37 +139,37 @@ def test_every_recording_is_used() -> None:
     assert {path.stem for path in DATA.glob("*.json")} == {case for case, *_ in CASES} | elsewhere
 
 
-def test_a_healthy_cluster_has_no_causes() -> None:
+def test_healthy_cluster_has_no_causes() -> None:
     assert causes(recorded("healthy"), "team") == ()
     assert causes(Snapshot(), "team") == ()
 
 
-def test_the_gravest_comes_first_and_the_head_before_workers() -> None:
+def test_most_severe_cause_comes_first_and_head_before_workers() -> None:
     quota, nodes = causes(recorded("quota"), "team")
     assert quota.reason == "QuotaExceeded"
     assert "group default (1 of 3)" in quota.message
-    assert "requests.cpu: 1 more asked, 2 of 2 used" in quota.message
+    assert "requests.cpu: 1 requested, 2 of 2 used" in quota.message
     assert nodes.reason == "Unschedulable" and "(2 of 2)" in nodes.message
     both = Snapshot(pods=[*recorded("image_unreachable").pods, *recorded("secret_missing").pods])
     assert [cause.reason for cause in causes(both, "team")] == ["ConfigMissing", "ImagePull"]
 
 
-def test_a_node_that_is_away_is_said_with_and_without_rights_to_see_nodes() -> None:
+def test_lost_node_is_reported_with_and_without_permission_to_list_nodes() -> None:
     snapshot = recorded("node_lost")
     head, worker = causes(snapshot, "team")
     assert head.reason == worker.reason == "NodeLost"
-    assert "The head" in head.message and "node big is away (Kubelet stopped posting" in head.message
+    assert "The head" in head.message and "node big does not respond (Kubelet stopped posting" in head.message
     assert {c.reason for c in causes(replace(snapshot, nodes=None), "team")} == {"NodeLost"}
 
 
-def test_without_rights_to_see_nodes_the_scheduler_is_quoted() -> None:
+def test_scheduler_message_is_used_without_permission_to_list_nodes() -> None:
     cpu = only(replace(recorded("unschedulable_cpu"), nodes=None))
-    assert "too little cpu is left (2 nodes)" in cpu.message and "1 node: taint is not tolerated" in cpu.message
+    assert "too little cpu is free (2 nodes)" in cpu.message and "1 node: taint is not tolerated" in cpu.message
     selector = only(replace(recorded("unschedulable_selector"), nodes=None))
     assert "2 nodes without the label disk=nvme" in selector.message
 
 
-def test_older_schedulers_name_the_taint() -> None:
+def test_taint_is_read_from_message_of_older_scheduler() -> None:
     snapshot = replace(recorded("unschedulable_taint"), nodes=None)
     message = (
         "0/3 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 2 Insufficient "
@@ -173,56 +181,46 @@ def test_older_schedulers_name_the_taint() -> None:
     assert "nvidia.com/gpu=present" in found.message and "key: nvidia.com/gpu" in found.hint
 
 
-def test_a_rollout_that_is_stuck_is_said_only_when_nothing_better_is_known() -> None:
+def test_stalled_rollout_is_reported_only_if_nothing_else_explains_it() -> None:
     snapshot = recorded("rollout_stuck")
-    snapshot = replace(snapshot, unheeded=snapshot.deployments)
+    snapshot = replace(snapshot, stalled=snapshot.deployments)
     assert only(snapshot).reason == "Unschedulable"
     stuck = only(replace(snapshot, pods=[]))
-    assert stuck.reason == "RolloutStuck" and "Deployment demo-head is there, but Kubernetes does not" in stuck.message
+    assert stuck.reason == "RolloutStuck" and "Deployment demo-head exists, but Kubernetes does not" in stuck.message
 
 
-def test_a_replicaset_that_is_not_let_in_is_told_of_by_an_event_alone() -> None:
+def test_refused_replicaset_of_stalled_deployment_is_explained_by_its_event() -> None:
     snapshot = recorded("replicaset_refused")
-    assert causes(snapshot, "team") == ()  # it may be acted on any moment
-    refused = only(replace(snapshot, unheeded=snapshot.deployments))
+    assert causes(snapshot, "team") == ()  # the controller may still act
+    refused = only(replace(snapshot, stalled=snapshot.deployments))
     assert refused.reason == "QuotaExceeded"
-    assert refused.message.startswith("The head cannot be created: quota none of namespace team is full")
-    assert "count/replicasets.apps: 1 more asked, 0 of 0 used" in refused.message
+    assert refused.message.startswith("The head cannot be created: quota none of namespace team is exceeded")
+    assert "count/replicasets.apps: 1 requested, 0 of 0 used" in refused.message
 
 
-def test_what_was_refused_and_then_worked_is_history() -> None:
-    """The conditions are gone, the events are still there."""
+def test_events_of_past_refusal_are_ignored_without_condition() -> None:
     snapshot = recorded("policy")
     done = json.loads(json.dumps([*snapshot.deployments]))
     done[0]["status"]["conditions"] = []
     assert causes(replace(snapshot, deployments=done), "team") == ()
 
 
-def test_a_job_whose_pod_is_refused_is_told_from_its_event() -> None:
-    about = {"kind": "Job", "name": "demo-driver", "uid": "1"}
-    event = {**recorded("policy").events[0], "involvedObject": about}
-    snapshot = Snapshot(pods=recorded("healthy").pods, events=[event])
-    assert "The pod of Job demo-driver cannot be created: policy" in only(snapshot).message
-    other = {**event, "involvedObject": {**about, "name": "other-driver"}}
-    assert causes(replace(snapshot, events=[other]), "team") == ()
-
-
-def test_an_evicted_pod_is_history_once_its_group_is_whole() -> None:
+def test_evicted_pod_is_ignored_once_replaced() -> None:
     evicted, healthy = recorded("evicted"), recorded("healthy")
     assert causes(replace(healthy, pods=[*healthy.pods, *evicted.pods[:1]]), "team") == ()
 
 
-def test_a_probe_that_fails_while_a_member_starts_is_not_worth_a_word() -> None:
+def test_failed_readiness_probe_of_starting_member_is_ignored() -> None:
     snapshot = recorded("readiness")
     early = [{**event, "lastTimestamp": event["firstTimestamp"]} for event in snapshot.events]
     assert causes(replace(snapshot, events=early), "team") == ()
 
 
-def test_pods_that_were_told_to_go_are_not_explained() -> None:
+def test_terminating_pod_is_not_explained() -> None:
     pod = json.loads(json.dumps(recorded("crash_loop").pods[0]))
     pod["metadata"]["deletionTimestamp"] = "2026-11-16T03:00:00Z"
     assert causes(Snapshot(pods=[pod]), "team") == ()
-    assert logs_needed(pod) == ()
+    assert containers_with_log(pod) == ()
 
 
 @pytest.mark.parametrize(
@@ -231,8 +229,8 @@ def test_pods_that_were_told_to_go_are_not_explained() -> None:
      ("init_oom", ("fetch",)), ("sidecar_dies", ("agent",)), ("command_missing", ()), ("image_unreachable", ()),
      ("healthy", ()), ("evicted", ()), ("secret_missing", ())],
 )  # fmt: skip
-def test_the_log_of_a_container_that_died_is_asked_for(case: str, needed: tuple[str, ...]) -> None:
-    assert logs_needed(recorded(case).pods[0]) == needed
+def test_log_of_dead_container_is_needed(case: str, needed: tuple[str, ...]) -> None:
+    assert containers_with_log(recorded(case).pods[0]) == needed
 
 
 @pytest.mark.parametrize(
@@ -240,12 +238,12 @@ def test_the_log_of_a_container_that_died_is_asked_for(case: str, needed: tuple[
     [("crash_loop", ("starting", "ValueError: bad --nthreads")), ("init_oom", ("fetching",)),
      ("sidecar_dies", ("agent starts", "no route to the collector"))],
 )  # fmt: skip
-def test_the_last_lines_of_the_container_that_died_come_along(case: str, lines: tuple[str, ...]) -> None:
+def test_cause_has_last_log_lines_of_dead_container(case: str, lines: tuple[str, ...]) -> None:
     assert only(recorded(case)).lines == lines
 
 
 def changed(pod: dict[str, Any], container: str, **status: Any) -> dict[str, Any]:
-    """The same pod, with another status of one of its containers."""
+    """A copy of the pod with another status of one container."""
     other: dict[str, Any] = json.loads(json.dumps(pod))
     for each in (*other["status"].get("initContainerStatuses", ()), *other["status"].get("containerStatuses", ())):
         if each["name"] == container:
@@ -253,7 +251,7 @@ def changed(pod: dict[str, Any], container: str, **status: Any) -> dict[str, Any
     return other
 
 
-def test_of_two_that_died_the_one_that_is_not_back_is_told() -> None:
+def test_dead_container_is_reported_before_restarted_one() -> None:
     [pod] = recorded("sidecar_dies").pods
     ended = {"terminated": {"exitCode": 3, "startedAt": "2026-11-16T03:00:00Z"}}
     back = {"ready": True, "restartCount": 1, "lastState": ended, "state": {"running": {}}}
@@ -263,11 +261,11 @@ def test_of_two_that_died_the_one_that_is_not_back_is_told() -> None:
     tails = {(name, "agent"): ("of the agent",), (name, "worker"): ("of the worker",)}
     found = only(Snapshot(pods=[worker], log_tails=tails))
     assert found.reason == "CrashLoop" and "agent" not in found.message and found.lines == ("of the worker",)
-    assert logs_needed(worker) == ("agent", "worker")
+    assert containers_with_log(worker) == ("agent", "worker")
 
 
-def test_a_probe_is_told_of_the_container_that_it_asks() -> None:
-    """The event says which; one that passes by now is not why the pod is not ready."""
+def test_failed_probe_names_its_container() -> None:
+    """The event names the container. A probe that passes by now does not explain an unready pod."""
     snapshot = recorded("readiness")
     [pod], name = snapshot.pods, snapshot.pods[0]["metadata"]["name"]
     status = pod["status"]["containerStatuses"][0]
@@ -281,7 +279,7 @@ def test_a_probe_is_told_of_the_container_that_it_asks() -> None:
     assert causes(Snapshot(pods=[changed(pod, "agent", ready=True)], events=events), "team") == ()
 
 
-# What the engines write; the table and the sentence were made by their own code.
+# Output of the engines' own code.
 RAY = """RuntimeError: Version mismatch: The cluster was started with:
     Ray: 2.60.0
     Python: 3.11.7
@@ -311,33 +309,34 @@ DASK = """Mismatched versions found
         ("INFO: token authentication is on", "CrashLoop", "exit code 3)."),
     ],
 )  # fmt: skip
-def test_what_a_log_says(log: str, reason: str, words: str) -> None:
+def test_log_explains_death(log: str, reason: str, words: str) -> None:
     snapshot = recorded("crash_loop")
     pod = snapshot.pods[0]
     tails = {(pod["metadata"]["name"], "worker"): tuple(log.splitlines())}
-    found = only(Snapshot(pods=[pod], log_tails=tails))
+    patterns = (*dask.LOG_PATTERNS, *ray.LOG_PATTERNS)
+    found = only(Snapshot(pods=[pod], log_tails=tails, log_patterns=patterns))
     assert found.reason == reason and words in found.message
 
 
-def test_a_member_that_runs_and_cannot_find_the_head_is_told_from_its_log() -> None:
+def test_log_explains_running_member_that_cannot_find_the_head() -> None:
     pod = recorded("readiness").pods[0]
     tails = {(pod["metadata"]["name"], "head"): ("socket.gaierror: [Errno -3] Temporary failure in name resolution",)}
     assert only(Snapshot(pods=[pod], log_tails=tails)).reason == "NoDns"
 
 
-# What the registry says when it can be reached; the lab has none.
+# Errors of registries; the lab has none.
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
         ("pull access denied, repository does not exist or may require authorization", "imagePullSecrets"),
         ("unexpected status from HEAD request: 401 Unauthorized", "imagePullSecrets"),
-        ("example.org/team/dask:9: not found", "Check the image's name and tag"),
+        ("example.org/team/dask:9: not found", "Check the name and the tag"),
         ("429 Too Many Requests - toomanyrequests: You have reached your pull rate limit", "mirror"),
         ("tls: failed to verify certificate: x509: certificate signed by unknown authority", "certificate"),
         ("no match for platform in manifest: not found", "processor"),
     ],
 )
-def test_what_to_do_about_an_image_depends_on_what_the_registry_says(words: str, hint: str) -> None:
+def test_hint_for_failed_pull_depends_on_error_of_registry(words: str, hint: str) -> None:
     pod = json.loads(json.dumps(recorded("image_unreachable").pods[0]))
     waiting = pod["status"]["containerStatuses"][0]["state"]["waiting"]
     waiting["message"] = f'Back-off pulling image "x": ErrImagePull: rpc error: code = NotFound desc = {words}'
@@ -357,9 +356,9 @@ def test_what_to_do_about_an_image_depends_on_what_the_registry_says(words: str,
         ("rbac_exec", "RightMissing", "create pods/exec", 'resources: ["pods/exec"], verbs: ["create"]'),
         ("rbac_cluster", "RightMissing", "list nodes in the whole cluster", "ClusterRole"),
         ("rbac_all_namespaces", "RightMissing", "computeclusters of API group oars.dev", 'apiGroups: ["oars.dev"]'),
-        ("rbac_grant", "RightMissing", "bob may not", '- {apiGroups: [""], resources: ["nodes"], verbs: ["get"]}'),
+        ("rbac_grant", "RightMissing", "bob may not gra", '- {apiGroups: [""], resources: ["nodes"], verbs: ["get"]}'),
         ("unauthorized", "Unauthorized", "401", "log in"),
-        ("quota", "QuotaExceeded", "team of the namespace is full (count/deployments.apps: 1 more", "describe quota"),
+        ("quota", "QuotaExceeded", "team of the namespace is exceeded (count/deployments.apps: 1", "describe quota"),
         ("limit_range", "LimitRange", "memory usage per Container is 1Gi, but limit is 2Gi", "limitrange"),
         ("pod_security", "PodSecurity", "pods/demo-driver", "`pod`"),
         ("policy", "AdmissionDenied", "images must come from", "policy"),
@@ -369,42 +368,44 @@ def test_what_to_do_about_an_image_depends_on_what_the_registry_says(words: str,
         ("namespace_ending", "NamespaceEnding", "namespace ending is being deleted", "Wait"),
         ("object_missing", "NotFound", 'services "demo" not found', "again"),
         ("kind_missing", "KindMissing", "does not know this kind", "oars operator install"),
-        ("exists", "AlreadyExists", "configmaps/a exists already", "another name"),
-        ("conflict", "Conflict", "configmaps/a was changed", "again"),
+        ("exists", "AlreadyExists", "configmaps/a already exists", "another name"),
+        ("conflict", "Conflict", "configmaps/a was changed", "retries"),
         ("apply_conflict", "FieldConflict", '.data.x: conflict with "kubectl-client-side-apply"', "only one"),
         ("invalid", "Invalid", "containers[0].image: Required value", "fields"),
         ("unknown_field", "Invalid", 'unknown field "spec.template.spec.containers[0].imagee"', "fields"),
     ],
 )  # fmt: skip
-def test_a_refusal_says_what_to_do(case: str, reason: str, words: str, hint: str) -> None:
-    status: dict[str, Any] = REFUSALS[case]
-    found = refusal(status["code"], status.get("reason", ""), status["message"], status.get("details", {}))
+def test_error_response_is_explained_with_hint(case: str, reason: str, words: str, hint: str) -> None:
+    status: dict[str, Any] = RESPONSES[case]
+    found = explain_response(status["code"], status.get("reason", ""), status["message"], status.get("details", {}))
     assert found.reason == reason
     assert words in found.message and hint in found.hint
 
 
-def test_every_refusal_is_a_sentence_even_if_unknown() -> None:
-    assert refusal(503, "", "etcd is away", {}).message == "The API server answered 503: etcd is away."
-    assert refusal(429, "TooManyRequests", "slow down", {}).reason == "TooManyRequests"
+def test_unknown_error_response_keeps_its_message() -> None:
+    assert explain_response(503, "", "etcd is away", {}).message == "The API server answered 503: etcd is away."
+    assert explain_response(429, "TooManyRequests", "slow down", {}).reason == "TooManyRequests"
 
 
 @pytest.mark.parametrize(
     ("written", "number"), [("500m", 0.5), ("2", 2.0), ("1Gi", 2.0**30), ("1e3", 1000.0), ("5k", 5000.0), ("?", 0.0)]
 )
-def test_amounts(written: str, number: float) -> None:
-    assert amount(written) == number
+def test_quantity_is_parsed(written: str, number: float) -> None:
+    assert parse(written) == number
 
 
-def test_what_a_pod_asks_for_is_counted_as_the_scheduler_does() -> None:
+def test_requests_are_counted_as_by_the_scheduler() -> None:
     def container(cpu: str, **more: str) -> dict[str, Any]:
         return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **more}
 
     def cpu(*inits: dict[str, Any], **spec: Any) -> float:
-        return asked({"spec": {"containers": [container("1")], "initContainers": [*inits], **spec}})["cpu"]
+        return pod_requests({"spec": {"containers": [container("1")], "initContainers": [*inits], **spec}})["cpu"]
 
     sidecar = container("3", restartPolicy="Always")
     assert cpu() == 1.0
-    assert cpu(container("500m")) == 1.0 and cpu(container("2")) == 2.0  # an init container is gone when others start
-    assert cpu(sidecar) == 4.0  # a sidecar stays
+    assert (
+        cpu(container("500m")) == 1.0 and cpu(container("2")) == 2.0
+    )  # an init container ends before the others start
+    assert cpu(sidecar) == 4.0  # a sidecar keeps running
     assert cpu(sidecar, container("2")) == 5.0 and cpu(container("2"), sidecar) == 4.0
     assert cpu(overhead={"cpu": "250m"}) == 1.25

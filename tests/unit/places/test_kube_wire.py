@@ -10,14 +10,12 @@ from typing import cast
 
 import pytest
 
-from oars import engines
 from oars.base.errors import EngineUnreachable
 from oars.kube.client import Client
 from oars.model import HEAD, Member, MemberId, MemberState, Role
 from oars.places.kube import names
-from oars.places.kube.render.describe import describe
 from oars.places.kube.wire import KubeWire, Reach
-from oars.spec.cluster import ClusterSpec
+from tests.unit.places.clusters import cluster
 
 
 def member(name: str, group: str, address: str = "10.0.0.1") -> Member:
@@ -30,9 +28,8 @@ def addresses(*members: Member, workers: int | None = 1) -> dict[MemberId, dict[
 
 
 def wire(*members: Member, workers: int | None = 1) -> KubeWire:
-    spec = ClusterSpec.model_validate({"engine": "mars", "image": "i:1", "workers": workers or []})
-    shape = describe("demo", "lab", spec, engines.get("mars")).shape
-    return KubeWire(shape, members, "demo-head.lab", "demo-head-1", Reach(cast(Client, None), "lab"))
+    desired = cluster("mars", workers=workers or [])
+    return KubeWire(desired, members, "demo-head-1", Reach(cast(Client, None), "lab"), "token")
 
 
 def test_the_head_and_workers_have_the_ports_of_their_groups() -> None:

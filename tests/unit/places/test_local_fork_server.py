@@ -10,15 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from oars.places.local.fork_client import EXIT_SECONDS, ForkServerClient, Launch
+from oars.places.local.fork_client import ForkServerClient, Launch
 from oars.places.local.process import gone, identify
+from oars.places.process.machine import UNKNOWN_EXIT, Exit
 
 PROGRAM = "import time\ntime.sleep(60)\n"
-AT_ONCE = EXIT_SECONDS / 2
+SECONDS = 30.0
 
 
 @asynccontextmanager
-async def nursery(folder: Path) -> AsyncIterator[tuple[ForkServerClient, int]]:
+async def fork_server(folder: Path) -> AsyncIterator[tuple[ForkServerClient, int]]:
     """With one child."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
@@ -36,37 +37,40 @@ async def kill(pid: int) -> None:
     assert await gone([identity], 30)
 
 
+async def announced(made: ForkServerClient, pid: int) -> Exit:
+    async with asyncio.timeout(SECONDS):
+        while (found := made.exit_of(pid)) is None:  # noqa: ASYNC110 (nobody announces that a fork server died)
+            await asyncio.sleep(0.02)
+    return found
+
+
 def test_one_that_does_not_get_the_processor_is_waited_for(tmp_path: Path) -> None:
     async def story() -> None:
-        async with nursery(tmp_path) as (made, pid):
+        async with fork_server(tmp_path) as (made, pid):
             made._process.send_signal(signal.SIGSTOP)
             await kill(pid)
-            asking = asyncio.create_task(made.exit_reason(pid))
-            await asyncio.sleep(1.5)
-            assert not asking.done()
+            assert made.exit_of(pid) is None, "it will be announced"
             made._process.send_signal(signal.SIGCONT)
-            assert await asking == "was killed by SIGKILL"
+            assert await announced(made, pid) == Exit("was killed by SIGKILL", -signal.SIGKILL)
 
     asyncio.run(story())
 
 
 def test_for_one_that_is_gone_nobody_waits(tmp_path: Path) -> None:
     async def story() -> None:
-        async with nursery(tmp_path) as (made, pid):
+        async with fork_server(tmp_path) as (made, pid):
             made._process.kill()
             await asyncio.to_thread(made._process.wait, 30)
             await kill(pid)
-            async with asyncio.timeout(AT_ONCE):
-                assert await made.exit_reason(pid) == ""
+            assert await announced(made, pid) == UNKNOWN_EXIT
 
     asyncio.run(story())
 
 
 def test_nor_for_word_of_anothers_child(tmp_path: Path) -> None:
     async def story() -> None:
-        async with nursery(tmp_path) as (made, pid):
-            async with asyncio.timeout(AT_ONCE):
-                assert await made.exit_reason(os.getpid()) is None
+        async with fork_server(tmp_path) as (made, pid):
+            assert made.exit_of(os.getpid()) == UNKNOWN_EXIT
             await kill(pid)
 
     asyncio.run(story())

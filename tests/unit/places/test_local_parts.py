@@ -12,20 +12,28 @@ from pathlib import Path
 
 import pytest
 
+from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, StartFailed
 from oars.model import Cause, Failure, LoopState, MemberId, Retiring, Role
-from oars.places.ledger import Entry, Ledger, read_ledger, write_ledger
+from oars.places.intent import Intent
 from oars.places.local import logs, ports
-from oars.places.local.process import boot_id, describe_exit, gone, identify, marked, send
-from oars.places.local.store import Intent, Store
+from oars.places.local.defaults import defaults
+from oars.places.local.process import boot_id, exit_from_status, gone, identify, marked, send
+from oars.places.local.store import ClusterRecord, Store
+from oars.places.process.ledger import Entry, Ledger, read_ledger, write_ledger
+from oars.places.process.machine import Exit
 from oars.places.report import Report
+from oars.plan.desired import build
+from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Phase, Status
 
 W0 = MemberId("worker-0")
 
 
-def intent(name: str = "demo") -> Intent:
-    return Intent(name, {"engine": "toy"}, {}, "python", "mark", 1.0, boot=boot_id())
+def record(name: str = "demo") -> ClusterRecord:
+    spec = ClusterSpec.model_validate({"engine": "toy"})
+    desired = build(name, spec, engines.get("toy"), defaults(spec, 2**33))
+    return ClusterRecord(name, Intent({"engine": "toy"}), desired, "python", "mark", 1.0, boot=boot_id())
 
 
 class TestIdentity:
@@ -59,21 +67,32 @@ class TestIdentity:
             child.kill()
             child.wait()
 
-    @pytest.mark.parametrize(("status", "words"), [(9, "was killed by SIGKILL"), (256, "ended with exit code 1")])
-    def test_exits_in_words(self, status: int, words: str) -> None:
-        assert describe_exit(status) == words
+    @pytest.mark.parametrize(
+        ("status", "expected"),
+        [
+            (9, Exit("was killed by SIGKILL", -9)),
+            (256, Exit("exited with code 1", 1)),
+            (0, Exit("exited with code 0", 0)),
+        ],
+    )
+    def test_exits_in_words(self, status: int, expected: Exit) -> None:
+        assert exit_from_status(status) == expected
 
 
 def test_the_ledger_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     assert read_ledger(path) == Ledger()
-    notes = LoopState({W0: Retiring(1.0, True, "x")}, {W0: Failure(2, 1.0, 3.0, "4", "died", ("a", "b"))})
-    entry = Entry(W0, Role.WORKER, "default", 4, "1", 2.0, {"client": 20001}, 99, 5, "boot", "", litter=("/x-$(tag)",))
-    book = Ledger(notes=notes).with_entry(entry)
-    write_ledger(path, book)
-    assert read_ledger(path) == book and book.incarnations == 4
+    state = LoopState(
+        {W0: Retiring(1.0, True, "x")}, {W0: Failure(2, 1.0, 3.0, "4", "died", ("a", "b"))}, "1", 3, ready_since=7.0
+    )
+    entry = Entry(
+        W0, Role.WORKER, "default", 4, 1, 2.0, {"client": 20001}, 99, 5, "boot", "exited", 1, 3.0, litter=("/x-$(tag)",)
+    )
+    ledger = Ledger(state=state).with_entries([entry])
+    write_ledger(path, ledger)
+    assert read_ledger(path) == ledger and ledger.incarnations == 4
     assert path.stat().st_mode & 0o777 == 0o600
-    assert book.without(W0).incarnations == 4
+    assert ledger.without([W0]) == Ledger(state=state, incarnations=4), "an incarnation is never used twice"
 
 
 class TestPorts:
@@ -124,42 +143,44 @@ class TestLogs:
 class TestStore:
     def test_a_name_is_given_once(self, own_state: Path) -> None:
         store = Store(own_state)
-        directory = store.create(intent(), {"token": b"secret"})
-        assert directory.read_intent() == intent()
+        directory = store.create(record(), {"token": b"secret"})
+        assert directory.read() == record()
         assert (directory.secrets / "token").stat().st_mode & 0o777 == 0o600
         with pytest.raises(NameInUse, match="demo"):
-            store.create(intent(), {})
+            store.create(record(), {})
         assert store.names() == ["demo"]
         assert [path.name for path in own_state.iterdir()] == ["clusters"]
 
     def test_changes_count_on(self, own_state: Path) -> None:
-        directory = Store(own_state).create(intent(), {})
-        assert directory.change_intent(running=False).generation == 2
-        assert not directory.read_intent().running
+        directory = Store(own_state).create(record(), {})
+        changed = directory.change(running=False)
+        assert changed == directory.read()
+        assert (changed.intent.generation, changed.intent.running) == (2, False)
+        assert (changed.desired.generation, changed.desired.running) == (2, False)
 
     def test_another_that_has_the_name_is_not_the_one_that_is_meant(self, own_state: Path) -> None:
         store = Store(own_state)
-        store.create(intent(), {})
+        store.create(record(), {})
         assert store.cluster("demo", "mark").exists and not store.cluster("demo", "older").exists
-        with pytest.raises(Replaced, match="'demo' is gone, and another one has its name"):
-            store.cluster("demo", "older").change_intent(running=False)
-        assert store.cluster("demo").read_intent() == intent()
+        with pytest.raises(Replaced, match="'demo' was deleted, and another one has its name"):
+            store.cluster("demo", "older").change(running=False)
+        assert store.cluster("demo").read() == record()
 
     def test_what_is_not_there(self, own_state: Path) -> None:
         store = Store(own_state)
         assert store.names() == []
         with pytest.raises(NotFound):
-            store.cluster("demo").read_intent()
+            store.cluster("demo").read()
         assert store.cluster("demo").read_report() is None
 
     def test_a_state_directory_that_cannot_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(OarsError, match="cannot be written") as caught:
-            Store(tmp_path / "file").create(intent(), {})
+            Store(tmp_path / "file").create(record(), {})
         assert "OARS_STATE_DIR" in caught.value.hint
 
     def test_reports_survive_the_way_through_json(self, own_state: Path) -> None:
-        directory = Store(own_state).create(intent(), {})
+        directory = Store(own_state).create(record(), {})
         report = Report(Status("demo", "toy", "local", Phase.READY, generation=3), (Cause("R", "m", "t", ("l",)),))
         directory.write_report(report)
         assert directory.read_report() == report

@@ -10,8 +10,9 @@ import pytest
 
 from oars.base.errors import EngineUnreachable
 from oars.model import HEAD
-from oars.places.local import wire
-from oars.places.local.wire import Helpers, LocalWire
+from oars.places.process import wire
+from oars.places.process.machine import Streams
+from oars.places.process.wire import Helpers, ProcessWire
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -32,22 +33,23 @@ async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     writer.close()
 
 
-def asked(serve: Serve) -> object:
+def asked(serve: Serve, seconds: float = 5.0) -> object:
     """What comes of a question to a helper that behaves so."""
 
     async def story() -> object:
         helping: list[asyncio.Task[None]] = []
 
-        async def start(script: str, line: socket.socket) -> None:
+        async def start(script: str) -> Streams:
             async def help_() -> None:
-                await serve(*await asyncio.open_connection(sock=mine))
+                await serve(*await asyncio.open_connection(sock=theirs))
 
-            mine = line.dup()
+            ours, theirs = socket.socketpair()
             helping.append(asyncio.create_task(help_()))
+            return await asyncio.open_connection(sock=ours)
 
         helpers = Helpers(start)
         try:
-            return await helpers.ask("script", "1", {"op": "nodes"})
+            return await helpers.ask("script", "1", {"op": "nodes"}, seconds)
         finally:
             helpers.close()
             await asyncio.gather(*helping)
@@ -82,9 +84,11 @@ def test_the_next_question_is_not_answered_by_what_was_left_of_the_last() -> Non
     async def story() -> None:
         answers = [b'Warning!\n{"ok": "old"}\n', b'{"ok": "new"}\n']
 
-        async def start(script: str, line: socket.socket) -> None:
-            line.sendall(answers.pop(0))
-            ends.append(line.dup())
+        async def start(script: str) -> Streams:
+            ours, theirs = socket.socketpair()
+            theirs.sendall(answers.pop(0))
+            ends.append(theirs)
+            return await asyncio.open_connection(sock=ours)
 
         ends: list[socket.socket] = []
         helpers = Helpers(start)
@@ -98,10 +102,9 @@ def test_the_next_question_is_not_answered_by_what_was_left_of_the_last() -> Non
     asyncio.run(story())
 
 
-def test_a_helper_that_is_silent_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "ASK_SECONDS", 0.05)
+def test_a_helper_that_is_silent_is_told_so() -> None:
     with pytest.raises(EngineUnreachable, match="The helper beside the head does not answer: no answer in time"):
-        asked(silent)
+        asked(silent, seconds=0.05)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_a_page_that_does_not_come_is_told_so(monkeypatch: pytest.MonkeyPatch, s
     async def story() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            way = LocalWire({HEAD: {"web": address}}, {HEAD: "1"}, {}, Helpers(_nobody))
+            way = ProcessWire({HEAD: {"web": address}}, {HEAD: "1"}, {}, Helpers(_nobody))
             with pytest.raises(EngineUnreachable) as told:
                 await way.http("web", "/page")
             assert told.value.message == f"http://{address}/page: {said}"
@@ -122,5 +125,5 @@ def test_a_page_that_does_not_come_is_told_so(monkeypatch: pytest.MonkeyPatch, s
     asyncio.run(story())
 
 
-async def _nobody(script: str, line: socket.socket) -> None:
+async def _nobody(script: str) -> Streams:
     raise AssertionError("nobody is asked beside the head")

@@ -1,11 +1,13 @@
-"""Small clusters to think about."""
+"""Small clusters for tests of the plan."""
 
 from __future__ import annotations
 
 from oars.model import (
     HEAD,
+    Death,
     Desired,
     Group,
+    LoopState,
     Member,
     MemberId,
     MemberState,
@@ -18,6 +20,7 @@ from oars.model import (
 )
 
 NOW = 1000.0
+STEADY = LoopState(head="1")  # of a loop that has seen the head
 
 
 def desired(workers: int = 3, **groups: int) -> Desired:
@@ -31,19 +34,34 @@ def desired(workers: int = 3, **groups: int) -> Desired:
 
 
 def head(state: MemberState = MemberState.RUNNING) -> Member:
-    return Member(HEAD, Role.HEAD, "head", state, "1", "1", NOW - 100, 1)
+    return Member(HEAD, Role.HEAD, "head", state, "1", started_at=NOW - 100, pid=1)
 
 
 def worker(
     number: int, state: MemberState = MemberState.RUNNING, *, reason: str = "", tail: tuple[str, ...] = ()
 ) -> Member:
-    name = MemberId(f"worker-{number}")
-    incarnation = str(number + 2)
-    return Member(name, Role.WORKER, "default", state, incarnation, "1", NOW - 100, 10 + number, "", reason, tail)
+    return Member(
+        MemberId(f"worker-{number}"),
+        Role.WORKER,
+        "default",
+        state,
+        incarnation=str(number + 2),
+        started_at=NOW - 100,
+        pid=10 + number,
+        reason=reason,
+        tail=tail,
+    )
+
+
+def observe(*members: Member, state: LoopState = STEADY, now: float = NOW) -> Observed:
+    """A place that does not replace dead members: each has just died."""
+    dead = [m for m in members if m.state is MemberState.EXITED]
+    deaths = {m.id: Death(m.incarnation, now, m.started_at, m.reason, m.tail) for m in dead}
+    return Observed(members, state, deaths)
 
 
 def view_of(observed: Observed) -> View:
-    """An engine that lists everyone who runs and was not emptied."""
+    """An engine that lists every worker that runs and is not drained."""
     running = [m for m in observed.members if m.role is Role.WORKER and m.state is MemberState.RUNNING]
-    emptied = {member for member, state in observed.notes.retiring.items() if state.drained}
-    return View(up=True, members={m.id: MemberView(True) for m in running if m.id not in emptied})
+    drained = {member for member, state in observed.state.retiring.items() if state.drained}
+    return View(up=True, members={m.id: MemberView(True) for m in running if m.id not in drained})

@@ -1,156 +1,189 @@
-"""decide, as tables: what is there and what shall be → the steps."""
+"""decide, as tables: the observed and the desired state → the steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from oars.model import (
     HEAD,
+    Death,
+    Decision,
     Drain,
     Ensure,
     Failure,
     LoopState,
+    Member,
     MemberId,
     MemberState,
     MemberView,
     Observed,
+    Pace,
     Remove,
     Retiring,
     Role,
     Step,
     View,
+    Wait,
 )
 from oars.plan import decide as module
-from oars.plan.decide import decide, ready, with_drain_reply
-from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
+from oars.plan.decide import decide, is_ready, with_drain_reply
+from tests.unit.plan.clusters import NOW, STEADY, desired, head, observe, view_of, worker
 
-NOTHING_NOTED = LoopState()
+NEW = LoopState()
 BUSY, IDLE, HOLDS = MemberView(True), MemberView(True, idle=3.0), MemberView(True, idle=3.0, held=5)
 W0, W1, W2, W3 = (MemberId(f"worker-{n}") for n in range(4))
 
 
-def steps_of(observed: Observed, view: View | None = None, **wanted: object) -> tuple[Step, ...]:
-    return decide(replace(desired(), **wanted), observed, view or view_of(observed), NOW).steps  # type: ignore[arg-type]
+def decided(observed: Observed, view: View | None = None, **wanted: Any) -> Decision:
+    return decide(replace(desired(), **wanted), observed, view or view_of(observed), NOW)
 
 
-def names(step: Step) -> tuple[MemberId, ...]:
-    return step.members
+def changes(decision: Decision, observed: Observed) -> tuple[Step, ...]:
+    """Without those Ensure steps that name only members that exist and have not exited: they change nothing."""
+    alive = {m.id for m in observed.members if m.state is not MemberState.EXITED}
+    return tuple(s for s in decision.steps if not isinstance(s, Ensure) or not alive.issuperset(s.members))
+
+
+def changes_of(observed: Observed, view: View | None = None, **wanted: Any) -> tuple[Step, ...]:
+    return changes(decided(observed, view, **wanted), observed)
 
 
 def test_from_nothing_everything_starts_at_once() -> None:
-    first, second = steps_of(Observed())
-    assert isinstance(first, Ensure) and names(first) == (HEAD,)
-    assert isinstance(second, Ensure) and names(second) == (W0, W1, W2)
+    first, second = decided(Observed()).steps
+    assert isinstance(first, Ensure) and first.members == (HEAD,)
+    assert isinstance(second, Ensure) and second.members == (W0, W1, W2)
 
 
-def test_at_rest_nothing_is_done() -> None:
-    observed = Observed((head(), worker(0), worker(1), worker(2)))
-    decision = decide(desired(), observed, view_of(observed), NOW)
-    assert decision.steps == ()
-    assert decision.notes == LoopState()
-    assert decision.again_after == module.RESTING
+def test_at_rest_every_group_is_ensured_and_nothing_changes() -> None:
+    observed = observe(head(), worker(0), worker(1), worker(2))
+    decision = decided(observed)
+    assert [type(step) for step in decision.steps] == [Ensure, Ensure]
+    assert changes(decision, observed) == ()
+    assert decision.state == LoopState(head="1", ready_since=NOW)
+    assert (decision.again_after, decision.wait) == (observed.pace.resting, Wait.RESTING)
+    later = decide(desired(), replace(observed, state=decision.state), view_of(observed), NOW + 5)
+    assert later.state == decision.state, "the state changes at rest"
+
+
+def test_cluster_is_settled_when_it_has_been_ready_for_a_while() -> None:
+    observed = observe(head(), worker(0), worker(1), worker(2), state=replace(STEADY, ready_since=NOW))
+    for now, settled in ((NOW + module.SETTLED - 1, False), (NOW + module.SETTLED, True)):
+        first = decide(desired(), observed, view_of(observed), now).steps[0]
+        assert isinstance(first, Ensure) and first.settled is settled
+    assert decide(desired(4), observed, view_of(observed), NOW + 99).state.ready_since is None
 
 
 def test_missing_workers_get_the_lowest_free_names() -> None:
-    (step,) = steps_of(Observed((head(), worker(1))))
-    assert isinstance(step, Ensure) and set(names(step)) == {W0, W1, W2}
+    (step,) = changes_of(observe(head(), worker(1)))
+    assert isinstance(step, Ensure) and set(step.members) == {W0, W1, W2}
 
 
-def test_a_dead_worker_is_started_again_at_once_and_its_death_remembered() -> None:
+def test_dead_worker_is_restarted_at_once_and_its_death_remembered() -> None:
     dead = worker(1, MemberState.EXITED, reason="was killed by SIGKILL", tail=("last words",))
-    observed = Observed((head(), worker(0), dead, worker(2)))
-    decision = decide(desired(), observed, view_of(observed), NOW)
-    (step,) = decision.steps
-    assert isinstance(step, Ensure) and W1 in names(step)
-    failure = decision.notes.failures[W1]
+    observed = observe(head(), worker(0), dead, worker(2))
+    decision = decided(observed)
+    (step,) = changes(decision, observed)
+    assert isinstance(step, Ensure) and W1 in step.members
+    failure = decision.state.failures[W1]
     assert (failure.count, failure.until, failure.reason, failure.tail) == (
         1, NOW, "was killed by SIGKILL", ("last words",),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(("deaths", "pause"), [(1, 1.0), (2, 2.0), (3, 4.0), (6, 32.0), (7, 60.0), (30, 60.0)])
-def test_one_that_keeps_dying_waits_longer_each_time(deaths: int, pause: float) -> None:
+def test_member_that_keeps_dying_waits_longer_each_time(deaths: int, pause: float) -> None:
     before = Failure(deaths, NOW - 1, NOW - 1, "old", "ended")
-    dead = replace(worker(1, MemberState.EXITED), started=NOW - 0.5)
-    observed = Observed((head(), worker(0), dead, worker(2)), LoopState(failures={W1: before}))
-    decision = decide(desired(), observed, view_of(observed), NOW)
-    assert decision.steps == ()
-    assert decision.notes.failures[W1].until == NOW + pause
-    later = replace(observed, notes=decision.notes)
-    (step,) = decide(desired(), later, view_of(later), NOW + pause).steps
-    assert isinstance(step, Ensure) and W1 in names(step)
+    dead = replace(worker(1, MemberState.EXITED), started_at=NOW - 0.5)
+    observed = observe(head(), worker(0), dead, worker(2), state=replace(STEADY, failures={W1: before}))
+    decision = decided(observed)
+    assert changes(decision, observed) == ()
+    assert decision.state.failures[W1].until == NOW + pause
+    assert decision.wait is Wait.SOON and 0 < decision.again_after <= pause
+    later = replace(observed, state=decision.state)
+    (step,) = changes(decide(desired(), later, view_of(later), NOW + pause), later)
+    assert isinstance(step, Ensure) and W1 in step.members
 
 
-def test_after_a_good_while_deaths_are_counted_anew() -> None:
+def test_deaths_are_counted_anew_after_a_good_run() -> None:
     before = Failure(5, NOW - 100, NOW - 90, "old", "ended")
-    dead = replace(worker(1, MemberState.EXITED), started=NOW - module.STABLE - 1)
-    observed = Observed((head(), worker(0), dead, worker(2)), LoopState(failures={W1: before}))
-    assert decide(desired(), observed, view_of(observed), NOW).notes.failures[W1].count == 1
+    dead = replace(worker(1, MemberState.EXITED), started_at=NOW - module.STABLE - 1)
+    observed = observe(head(), worker(0), dead, worker(2), state=replace(STEADY, failures={W1: before}))
+    assert decided(observed).state.failures[W1].count == 1
 
 
-def test_deaths_long_past_are_forgotten() -> None:
+def test_old_deaths_are_forgotten() -> None:
     old = Failure(1, NOW - module.REMEMBER - 1, 0.0, "1", "ended")
-    observed = Observed((head(), worker(0), worker(1), worker(2)), LoopState(failures={W1: old}))
-    assert decide(desired(), observed, view_of(observed), NOW).notes.failures == {}
+    observed = observe(head(), worker(0), worker(1), worker(2), state=replace(STEADY, failures={W1: old}))
+    assert decided(observed).state.failures == {}
 
 
-def test_a_lost_head_takes_its_workers_along() -> None:
-    observed = Observed((head(MemberState.EXITED), worker(0), worker(1), worker(2)))
-    decision = decide(desired(), observed, View(), NOW)
-    start, remove, again = decision.steps
-    assert isinstance(start, Ensure) and names(start) == (HEAD,)
-    assert isinstance(remove, Remove) and names(remove) == (W0, W1, W2) and remove.grace == 0.0
-    assert isinstance(again, Ensure) and set(names(again)) == {W0, W1, W2}
-    assert set(decision.notes.failures) == {HEAD}
+def test_workers_of_a_lost_head_are_removed_and_start_again_when_the_new_one_runs() -> None:
+    observed = observe(head(MemberState.EXITED), worker(0), worker(1), worker(2))
+    decision = decided(observed, View())
+    start, remove = decision.steps
+    assert isinstance(start, Ensure) and start.members == (HEAD,)
+    assert isinstance(remove, Remove) and remove.members == (W0, W1, W2) and remove.grace == 0.0
+    assert set(decision.state.failures) == {HEAD}
+    assert (decision.state.head, decision.state.head_epoch) == ("", 1)
+    coming = observe(replace(head(MemberState.WAITING), incarnation="5"), state=decision.state)
+    waiting = decided(coming, View())
+    assert [step.group.name for step in waiting.steps if isinstance(step, Ensure)] == ["head"]
+    assert (waiting.state.head, waiting.state.head_epoch) == ("5", 1)
+    running = observe(replace(head(), incarnation="5"), state=waiting.state)
+    (again,) = changes_of(running)
+    assert isinstance(again, Ensure) and again.members == (W0, W1, W2)
 
 
-def test_workers_that_die_of_the_head_s_death_are_not_blamed() -> None:
-    observed = Observed((replace(head(), incarnation="9"), worker(0, MemberState.EXITED), worker(1)))
-    decision = decide(replace(desired(2)), observed, View(), NOW)
-    assert decision.notes.failures == {}
-    assert any(isinstance(step, Remove) and names(step) == (W1,) for step in decision.steps)
+def test_workers_that_died_with_their_head_are_not_blamed() -> None:
+    observed = observe(replace(head(), incarnation="9"), worker(0, MemberState.EXITED), worker(1))
+    decision = decide(desired(2), observed, View(), NOW)
+    assert decision.state.failures == {}
+    assert any(isinstance(step, Remove) and step.members == (W1,) for step in decision.steps)
 
 
-def test_a_head_in_back_off_starts_nothing() -> None:
+@pytest.mark.parametrize("before", ["", "1"], ids=["never observed alive", "observed alive"])
+def test_head_in_back_off_starts_nothing(before: str) -> None:
     failure = Failure(4, NOW - 1, NOW + 3, "1", "ended")
-    observed = Observed((head(MemberState.EXITED),), LoopState(failures={HEAD: failure}))
-    assert decide(desired(), observed, View(), NOW).steps == ()
+    observed = observe(head(MemberState.EXITED), state=LoopState(failures={HEAD: failure}, head=before))
+    assert decided(observed, View()).steps == ()
 
 
 class TestScaleDown:
-    def test_one_that_serves_again_before_it_is_removed_is_drained_again(self) -> None:
+    def test_drained_worker_that_is_ready_again_is_drained_again(self) -> None:
         """It was started again meanwhile, or had not joined when it was drained: it may hold something by now."""
-        notes = LoopState(retiring={W2: Retiring(NOW, drained=True)})
-        observed = Observed((head(), worker(0), worker(1), worker(2)), notes)
-        (remove,) = decide(desired(2), observed, view_of(observed), NOW).steps
-        assert isinstance(remove, Remove) and names(remove) == (W2,)
-        serving = view_of(replace(observed, notes=LoopState()))
+        state = replace(STEADY, retiring={W2: Retiring(NOW, drained=True)})
+        observed = observe(head(), worker(0), worker(1), worker(2), state=state)
+        (remove,) = changes(decide(desired(2), observed, view_of(observed), NOW), observed)
+        assert isinstance(remove, Remove) and remove.members == (W2,)
+        serving = view_of(replace(observed, state=LoopState()))
         again = decide(desired(2), observed, serving, NOW)
-        assert again.steps == (Drain((W2,)),)
-        emptying = replace(observed, notes=again.notes)  # meanwhile it takes no work, and counts as not ready
-        assert decide(desired(2), emptying, view_of(observed), NOW + 1).steps == (Drain((W2,)),)
-        by_force = replace(desired(2), force=True)
-        assert names(decide(by_force, observed, serving, NOW).steps[0]) == (W2,)
-        assert isinstance(decide(by_force, observed, serving, NOW).steps[0], Remove)
+        assert changes(again, observed) == (Drain((W2,)),)
+        draining = replace(observed, state=again.state)  # meanwhile it takes no work, and counts as not ready
+        assert changes(decide(desired(2), draining, view_of(observed), NOW + 1), draining) == (Drain((W2,)),)
+        forced = replace(desired(2), force=True)
+        (step,) = changes(decide(forced, observed, serving, NOW), observed)
+        assert isinstance(step, Remove) and step.members == (W2,)
 
     def test_drains_before_it_removes(self) -> None:
-        observed = Observed((head(), worker(0), worker(1), worker(2)))
+        observed = observe(head(), worker(0), worker(1), worker(2))
         decision = decide(desired(2), observed, view_of(observed), NOW)
-        assert decision.steps == (Drain((W2,)),)
-        waiting = replace(observed, notes=decision.notes)
-        assert decide(desired(2), waiting, view_of(waiting), NOW + 1).steps == (Drain((W2,)),)
-        drained = replace(observed, notes=with_drain_reply(decision.notes, W2, True, "", NOW))
-        (remove,) = decide(desired(2), drained, view_of(drained), NOW + 2).steps
-        assert isinstance(remove, Remove) and names(remove) == (W2,) and remove.grace is None
+        assert changes(decision, observed) == (Drain((W2,)),)
+        waiting = replace(observed, state=decision.state)
+        assert changes(decide(desired(2), waiting, view_of(waiting), NOW + 1), waiting) == (Drain((W2,)),)
+        drained = replace(observed, state=with_drain_reply(decision.state, W2, True, "", NOW))
+        (remove,) = changes(decide(desired(2), drained, view_of(drained), NOW + 2), drained)
+        assert isinstance(remove, Remove) and remove.members == (W2,) and remove.grace is None
 
-    def test_keeps_the_one_it_cannot_empty(self) -> None:
-        notes = with_drain_reply(LoopState(retiring={W2: Retiring(NOW)}), W2, False, "a pinned item", NOW)
-        observed = Observed((head(), worker(0), worker(1), worker(2)), notes)
+    def test_keeps_a_worker_that_cannot_be_drained(self) -> None:
+        retiring = replace(STEADY, retiring={W2: Retiring(NOW)})
+        state = with_drain_reply(retiring, W2, False, "a pinned item", NOW)
+        observed = observe(head(), worker(0), worker(1), worker(2), state=state)
         decision = decide(desired(2), observed, view_of(observed), NOW + 1000)
-        assert decision.steps == (Drain((W2,)),)
-        assert decision.notes.retiring[W2].waits_for == "a pinned item"
+        assert changes(decision, observed) == (Drain((W2,)),)
+        assert decision.state.retiring[W2].waits_for == "a pinned item"
 
     @pytest.mark.parametrize(
         ("views", "victim"),
@@ -165,7 +198,7 @@ class TestScaleDown:
             ({W0: IDLE, W1: BUSY, W2: BUSY}, W0),
             ({W0: HOLDS, W1: BUSY, W2: BUSY}, W0),  # idle comes before empty
             ({W0: replace(HOLDS, held=7), W1: replace(HOLDS, held=8), W2: BUSY}, W0),
-            ({W0: replace(HOLDS, idle=99.0), W1: replace(HOLDS, idle=1.0), W2: BUSY}, W1),  # for how long is no matter
+            ({W0: replace(HOLDS, idle=99.0), W1: replace(HOLDS, idle=1.0), W2: BUSY}, W1),  # not by how long
             ({W0: replace(IDLE, idle=99.0), W1: IDLE, W2: HOLDS}, W1),
             ({W0: BUSY, W1: BUSY, W2: BUSY}, W2),
         ],
@@ -173,127 +206,160 @@ class TestScaleDown:
     def test_chooses_idle_then_least_data_then_newest(
         self, views: dict[MemberId, MemberView], victim: MemberId
     ) -> None:
-        observed = Observed((head(), worker(0), worker(1), worker(2)))
+        observed = observe(head(), worker(0), worker(1), worker(2))
         decision = decide(desired(2), observed, View(up=True, members=views), NOW)
-        assert list(decision.notes.retiring) == [victim]
+        assert list(decision.state.retiring) == [victim]
 
-    def test_one_that_has_not_started_goes_before_one_that_is_idle(self) -> None:
-        observed = Observed((head(), worker(0), worker(1, MemberState.WAITING), worker(2)))
+    def test_chooses_a_worker_that_has_not_started_before_an_idle_one(self) -> None:
+        observed = observe(head(), worker(0), worker(1, MemberState.WAITING), worker(2))
         decision = decide(desired(2), observed, View(up=True, members={W0: IDLE, W2: IDLE}), NOW)
-        assert list(decision.notes.retiring) == [W1]
+        assert list(decision.state.retiring) == [W1]
 
     @pytest.mark.parametrize("newest", range(3))
-    def test_of_pods_the_one_made_last_is_the_newest(self, newest: int) -> None:
-        """Their names end in random letters."""
+    def test_newest_pod_is_the_one_created_last(self, newest: int) -> None:
+        """Pod names end in random letters."""
         ids = [MemberId(f"demo-worker-5d9c7b-{letters}") for letters in ("xk2vd", "b8hfq", "74682")]
-        pods = [
-            replace(worker(n), id=ids[n], made=NOW - (1 if n == newest else 50 + n), started=NOW - 1) for n in range(3)
-        ]
-        observed = Observed((head(), *pods))
-        assert list(decide(desired(2), observed, view_of(observed), NOW).notes.retiring) == [ids[newest]]
+        ages = [1 if n == newest else 50 + n for n in range(3)]
+        pods = [replace(worker(n), id=ids[n], created_at=NOW - ages[n], started_at=NOW - 1) for n in range(3)]
+        observed = observe(head(), *pods)
+        assert list(decide(desired(2), observed, view_of(observed), NOW).state.retiring) == [ids[newest]]
 
-    def test_the_dead_go_first_and_without_drain(self) -> None:
-        observed = Observed((head(), worker(0), worker(1, MemberState.EXITED), worker(2)))
-        (step,) = steps_of(observed, shape=desired(2).shape)
-        assert isinstance(step, Remove) and names(step) == (W1,)
+    def test_dead_workers_are_removed_first_and_without_drain(self) -> None:
+        observed = observe(head(), worker(0), worker(1, MemberState.EXITED), worker(2))
+        (step,) = changes_of(observed, shape=desired(2).shape)
+        assert isinstance(step, Remove) and step.members == (W1,)
 
-    def test_takes_back_who_is_still_in_service_when_more_are_wanted_again(self) -> None:
-        observed = Observed((head(), worker(0), worker(1), worker(2)), LoopState(retiring={W2: Retiring(NOW)}))
-        decision = decide(desired(3), observed, view_of(observed), NOW)
-        assert decision.steps == () and decision.notes.retiring == {}
+    def test_worker_still_in_service_is_kept_when_more_are_wanted_again(self) -> None:
+        state = replace(STEADY, retiring={W2: Retiring(NOW)})
+        observed = observe(head(), worker(0), worker(1), worker(2), state=state)
+        decision = decided(observed)
+        assert changes(decision, observed) == () and decision.state.retiring == {}
 
-    def test_replaces_who_is_drained_already(self) -> None:
-        observed = Observed(
-            (head(), worker(0), worker(1), worker(2)), LoopState(retiring={W2: Retiring(NOW, drained=True)})
-        )
-        steps = steps_of(observed)
-        ensure, remove = steps
-        assert isinstance(ensure, Ensure) and set(names(ensure)) == {W0, W1, W3}
-        assert isinstance(remove, Remove) and names(remove) == (W2,)
+    def test_worker_that_is_already_drained_is_replaced(self) -> None:
+        state = replace(STEADY, retiring={W2: Retiring(NOW, drained=True)})
+        observed = observe(head(), worker(0), worker(1), worker(2), state=state)
+        ensure, remove = changes_of(observed)
+        assert isinstance(ensure, Ensure) and set(ensure.members) == {W0, W1, W2, W3}  # W2 until it is removed
+        assert isinstance(remove, Remove) and remove.members == (W2,)
 
-    def test_a_group_that_is_gone_from_the_spec_is_drained_too(self) -> None:
+    def test_workers_of_a_group_that_left_the_spec_are_drained_too(self) -> None:
         stray = replace(worker(0), id=MemberId("gpu-0"), group="gpu")
-        observed = Observed((head(), worker(0), worker(1), worker(2), stray))
-        assert steps_of(observed) == (Drain((MemberId("gpu-0"),)),)
+        observed = observe(head(), worker(0), worker(1), worker(2), stray)
+        assert changes_of(observed) == (Drain((MemberId("gpu-0"),)),)
 
 
 def test_stopping_removes_everyone_together() -> None:
-    observed = Observed((head(), worker(0)))
-    (step,) = steps_of(observed, running=False)
-    assert isinstance(step, Remove) and set(names(step)) == {HEAD, W0} and step.grace is None
-    assert steps_of(Observed(), running=False) == ()
+    (step,) = decided(observe(head(), worker(0)), running=False).steps
+    assert isinstance(step, Remove) and set(step.members) == {HEAD, W0} and step.grace is None
+    assert decided(Observed(), running=False).steps == ()
 
 
-def test_an_answer_about_an_older_incarnation_does_not_count() -> None:
-    observed = Observed((head(), replace(worker(0), incarnation="7")))
+def test_report_about_an_older_incarnation_does_not_count() -> None:
+    observed = observe(head(), replace(worker(0), incarnation="7"))
     member = observed.members[1]
-    assert not ready(member, observed, View(up=True, members={W0: MemberView(True, incarnation="6")}))
-    assert ready(member, observed, View(up=True, members={W0: MemberView(True, incarnation="7")}))
-    assert ready(member, observed, View(up=True, members={W0: MemberView(True)}))
+    assert not is_ready(member, observed, View(up=True, members={W0: MemberView(True, incarnation="6")}))
+    assert is_ready(member, observed, View(up=True, members={W0: MemberView(True, incarnation="7")}))
+    assert is_ready(member, observed, View(up=True, members={W0: MemberView(True)}))
 
 
-def test_what_is_emptied_must_go_even_if_it_was_taken_back() -> None:
+def test_drained_worker_must_leave_even_if_it_was_unretired_meanwhile() -> None:
     assert with_drain_reply(LoopState(), W0, True, "", NOW).retiring[W0].drained
     assert with_drain_reply(LoopState(), W0, False, "x", NOW) == LoopState()
 
 
-class TestPlacesThatHeal:
-    """Kubernetes starts what is missing; only we know that a new head needs new workers."""
+class TestPlaceThatReplacesDeadMembers:
+    """Kubernetes starts what is missing; only the loop knows that a new head needs new workers."""
 
-    @staticmethod
-    def seen(head_is: str, workers_of: str = "0", notes: LoopState = NOTHING_NOTED) -> Observed:
-        members = (replace(head(), head=head_is), *(replace(worker(n), head=workers_of) for n in range(3)))
-        return Observed(members, notes, heals=True)
+    PACE = Pace(0.5, 2.0, 10.0)
 
-    def test_everything_is_asked_for_always_and_nothing_else(self) -> None:
-        found = steps_of(self.seen("a:0"))
-        assert [type(step) for step in found] == [Ensure, Ensure]
-        assert found[1].members == (worker(0).id, worker(1).id, worker(2).id)
+    def pods(self, head_incarnation: str, epoch: int = 0, state: LoopState = NEW) -> Observed:
+        members = (
+            replace(head(), incarnation=head_incarnation),
+            *(replace(worker(n), head_epoch=epoch) for n in range(3)),
+        )
+        return Observed(members, state, pace=self.PACE)
 
-    def test_the_first_head_is_remembered_and_its_workers_serve(self) -> None:
-        observed = self.seen("a:0")
-        decision = decide(desired(), observed, view_of(observed), NOW)
-        assert (decision.notes.head, decision.notes.head_changes) == ("a:0", 0)
-        assert all(ready(m, observed, view_of(observed)) for m in observed.members if m.role is Role.WORKER)
+    def test_first_head_is_remembered_and_its_workers_serve(self) -> None:
+        observed = self.pods("a:0")
+        decision = decided(observed)
+        assert (decision.state.head, decision.state.head_epoch) == ("a:0", 0)
+        assert all(is_ready(m, observed, view_of(observed)) for m in observed.members if m.role is Role.WORKER)
 
-    @pytest.mark.parametrize("new", ["b:0", "a:1"], ids=["another pod", "started again in place"])
-    def test_a_new_head_gets_new_workers_once(self, new: str) -> None:
-        observed = self.seen(new, notes=LoopState(head="a:0"))
-        decision = decide(desired(), observed, view_of(observed), NOW)
-        assert (decision.notes.head, decision.notes.head_changes) == (new, 1)
+    @pytest.mark.parametrize("new", ["b:0", "a:1"], ids=["another pod", "restarted in place"])
+    def test_new_head_gets_new_workers_once(self, new: str) -> None:
+        decision = decided(self.pods(new, state=LoopState(head="a:0")))
+        assert (decision.state.head, decision.state.head_epoch) == (new, 1)
         assert isinstance(decision.steps[-1], Remove) and decision.steps[-1].grace == 0.0
-        assert set(decision.steps[-1].members) == {worker(n).id for n in range(3)}
-        after = self.seen(new, "1", decision.notes)
-        assert not any(isinstance(step, Remove) for step in steps_of(after))
+        assert set(decision.steps[-1].members) == {W0, W1, W2}
+        after = decided(self.pods(new, 1, decision.state))
+        assert not any(isinstance(step, Remove) for step in after.steps)
+
+    def test_head_that_is_replaced_counts_once_whatever_the_passes_see(self) -> None:
+        """Gone, not started, started: one new epoch."""
+        state = LoopState(head="a:0")
+        for incarnation in (None, "", "b:0", "b:0"):
+            members = () if incarnation is None else (replace(head(), incarnation=incarnation),)
+            state = decide(desired(), Observed(members, state), View(), NOW).state
+            assert state.head_epoch == 1
+        assert state.head == "b:0"
 
     @pytest.mark.parametrize(("before", "started"), [("a:0", False), ("", True)], ids=["replaced", "the first"])
-    def test_workers_start_with_the_first_head_but_after_one_that_is_being_replaced(
+    def test_workers_start_with_the_first_head_but_only_after_one_that_is_being_replaced(
         self, before: str, started: bool
     ) -> None:
-        observed = self.seen("b:0", notes=LoopState(head=before))
-        coming = replace(observed, members=(replace(observed.members[0], state=MemberState.WAITING),))
-        groups = [step.group.name for step in steps_of(coming) if isinstance(step, Ensure)]
+        coming = Observed((replace(head(MemberState.WAITING), incarnation=""),), LoopState(head=before))
+        groups = [step.group.name for step in decided(coming, View()).steps if isinstance(step, Ensure)]
         assert groups == ["head", *(["default"] if started else [])]
 
-    def test_who_retires_is_counted_until_it_is_gone(self) -> None:
-        notes = LoopState(retiring={worker(2).id: Retiring(NOW)}, head="a:0")
-        observed = self.seen("a:0", notes=notes)
-        steps = decide(desired(workers=2), observed, view_of(observed), NOW).steps
+    def test_retiring_worker_is_counted_until_it_is_removed(self) -> None:
+        observed = self.pods("a:0", state=LoopState(retiring={W2: Retiring(NOW)}, head="a:0"))
+        steps = decide(desired(2), observed, view_of(observed), NOW).steps
         ensure = next(step for step in steps[1:] if isinstance(step, Ensure))
         assert len(ensure.members) == 3
 
-    def test_an_older_description_of_a_group_goes_when_the_new_one_serves(self) -> None:
-        old = [replace(worker(n), id=MemberId(f"old-{n}"), group="default@1", head="0") for n in range(3)]
-        observed = self.seen("a:0", notes=LoopState(head="a:0"))
-        both = replace(observed, members=(*observed.members, *old))
-        assert set(decide(desired(), both, view_of(both), NOW).notes.retiring) == {m.id for m in old}
-        half = replace(both, members=(*observed.members[:3], *old))
-        assert not decide(desired(), half, view_of(half), NOW).notes.retiring
+    def test_deaths_that_the_place_counts_are_taken_over(self) -> None:
+        observed = self.pods("a:0", state=LoopState(head="a:0"))
+        dead = replace(worker(1), state=MemberState.WAITING, reason="exited with code 1")
+        deaths = {W1: Death("pod:4", NOW - 1, NOW - 2, "exited with code 1", count=4)}
+        observed = replace(observed, members=(*observed.members[:2], dead, observed.members[3]), deaths=deaths)
+        decision = decided(observed)
+        assert decision.state.failures[W1].count == 4
+        assert W1 in decision.steps[1].members, "a place that restarts it itself must not lose count of it"
+        again = decided(replace(observed, state=decision.state))
+        assert again.state == decision.state, "the same death is counted twice"
 
-    def test_the_engine_is_asked_again_soon_only_while_it_may_tell_more(self) -> None:
-        observed = self.seen("a:0")
-        unlisted = View(up=True)
-        assert decide(desired(), observed, unlisted, NOW).again_after == module.HEALING_SOON
-        deaf = replace(observed, members=(replace(observed.members[0], answers=False), *observed.members[1:]))
-        assert decide(desired(), deaf, View(), NOW).again_after == module.HEALING_WAITING
-        assert decide(desired(), observed, view_of(observed), NOW).again_after == module.HEALING_RESTING
+    def test_older_revision_of_a_group_retires_when_the_new_one_is_ready(self) -> None:
+        old = self.old_revision(3)
+        both = self.pods("a:0", state=LoopState(head="a:0"))
+        both = replace(both, members=(*both.members, *old))
+        assert set(decided(both).state.retiring) == {m.id for m in old}
+        half = replace(both, members=(*both.members[:3], *old))
+        assert not decided(half).state.retiring
+
+    def test_older_revision_does_not_make_up_for_the_new_one(self) -> None:
+        observed = self.pods("a:0", state=LoopState(head="a:0", ready_since=NOW - 99))
+        rollout = replace(observed, members=(*observed.members[:2], *self.old_revision(3)))
+        decision = decided(rollout)
+        assert decision.wait is not Wait.RESTING and decision.state.ready_since is None
+
+    @staticmethod
+    def old_revision(count: int) -> tuple[Member, ...]:
+        return tuple(replace(worker(n), id=MemberId(f"old-{n}"), group="default@1") for n in range(count))
+
+    def test_engine_is_polled_soon_only_while_it_may_report_more(self) -> None:
+        def pause(observed: Observed, view: View) -> tuple[float, Wait]:
+            decision = decided(observed, view)
+            return decision.again_after, decision.wait
+
+        observed = self.pods("a:0")
+        assert pause(observed, View(up=True)) == (self.PACE.soon, Wait.SOON)
+        deaf = replace(observed, members=(replace(observed.members[0], probe_ready=False), *observed.members[1:]))
+        assert pause(deaf, View()) == (self.PACE.waiting, Wait.WAITING)
+        assert pause(observed, view_of(observed)) == (self.PACE.resting, Wait.RESTING)
+
+
+def test_thousands_of_deaths_give_the_longest_pause() -> None:
+    dead = worker(1, MemberState.EXITED)
+    deaths = {W1: Death("9", NOW, NOW, "exited with code 1", count=5000)}
+    observed = Observed((head(), worker(0), dead, worker(2)), LoopState(head="1"), deaths)
+    assert decide(desired(), observed, view_of(observed), NOW).state.failures[W1].until == NOW + module.LONGEST_PAUSE

@@ -1,181 +1,116 @@
-"""Whatever sequence of crashes and scales: decide converges, never starts more than asked, and never removes a worker
-that was not drained (unless its head or it itself is dead)."""
+"""Whatever sequence of crashes, scalings and deaths of the loop itself: decide converges, never has more active workers
+than desired, never removes a live worker that was not drained, and writes nothing at rest."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oars.model import (
-    HEAD,
-    Decision,
-    Desired,
-    Drain,
-    Ensure,
-    LoopState,
-    Member,
-    MemberId,
-    MemberState,
-    MemberView,
-    Observed,
-    Remove,
-    Role,
-    View,
-)
-from oars.plan.decide import decide, ready, with_drain_reply
-from tests.unit.plan.clusters import desired
+from tests.unit.plan.worlds import PodWorld, ProcessWorld, World
 
-events = st.lists(
-    st.one_of(
-        st.tuples(st.just("scale"), st.integers(0, 6)),
-        st.tuples(st.just("crash"), st.integers(0, 9)),
-        st.tuples(st.just("crash head"), st.just(0)),
-        st.tuples(st.just("refuse drains"), st.integers(0, 1)),
-        st.tuples(st.just("engine silent"), st.integers(0, 1)),
-        st.tuples(st.just("pass"), st.integers(0, 90)),
-        st.tuples(st.just("keeper dies"), st.just(0)),
-        st.tuples(st.just("serve again"), st.just(0)),
-    ),
-    max_size=25,
-)
+Events = list[tuple[str, int]]
+
+FLAGS = ("refuse drains", "engine silent", "stuck", "force")
+COMMON = [
+    st.tuples(st.just("scale"), st.integers(0, 6)),
+    st.tuples(st.just("crash"), st.integers(0, 9)),
+    st.tuples(st.just("crash head"), st.just(0)),
+    st.tuples(st.sampled_from(FLAGS), st.integers(0, 1)),
+    st.tuples(st.just("time passes"), st.integers(0, 90)),
+    st.tuples(st.just("loop dies"), st.integers(0, 3)),
+    st.tuples(st.just("loop dies after a drain"), st.just(0)),
+    st.tuples(st.just("serve again"), st.just(0)),
+    st.tuples(st.just("nothing"), st.just(0)),
+]
+ON_PODS = [
+    st.tuples(st.just("new revision"), st.just(0)),
+    st.tuples(st.just("evict head"), st.just(0)),
+    st.tuples(st.just("evict"), st.integers(0, 9)),
+]
+process_worlds = st.tuples(st.builds(ProcessWorld), st.lists(st.one_of(COMMON), max_size=30))
+pod_worlds = st.tuples(st.builds(PodWorld), st.lists(st.one_of(COMMON + ON_PODS), max_size=30))
 
 
-@dataclass
-class World:
-    """A place and an engine in one, without any I/O."""
-
-    wanted: Desired = field(default_factory=desired)
-    now: float = 1000.0
-    members: dict[MemberId, Member] = field(default_factory=dict)
-    notes: LoopState = field(default_factory=LoopState)
-    incarnations: int = 0
-    refuse: bool = False
-    silent: bool = False
-    drained: set[MemberId] = field(default_factory=set)
-    draining: set[MemberId] = field(default_factory=set)  # since the last step; they take no work meanwhile
-
-    def observed(self) -> Observed:
-        return Observed(tuple(self.members.values()), self.notes)
-
-    def view(self) -> View:
-        head = self.members.get(HEAD)
-        if self.silent or head is None or head.state is not MemberState.RUNNING:
-            return View()
-        serving = [m for m in self.members.values() if m.role is Role.WORKER and m.head == head.incarnation]
-        away = self.drained | self.draining
-        known = [m for m in serving if m.state is MemberState.RUNNING and m.id not in away]
-        return View(up=True, members={m.id: MemberView(True, incarnation=m.incarnation) for m in known})
-
-    def step(self) -> Decision:
-        observed = self.observed()
-        decision = decide(self.wanted, observed, self.view(), self.now)
-        self.notes = decision.notes
-        for step in decision.steps:
-            match step:
-                case Ensure():
-                    self.ensure(step)
-                case Drain():
-                    self.drain(step)
-                case Remove():
-                    self.remove(step)
-        self.check(decision)
-        self.now += 0.1
-        self.answer({member for step in decision.steps if isinstance(step, Drain) for member in step.members})
-        return decision
-
-    def ensure(self, step: Ensure) -> None:
-        for member in step.members:
-            before = self.members.get(member)
-            if before is not None and before.state is MemberState.RUNNING:
-                continue
-            self.incarnations += 1
-            self.drained.discard(member)
-            head = self.members.get(HEAD)
-            bound = str(self.incarnations) if member == HEAD else head.incarnation if head else ""
-            self.members[member] = Member(
-                member, step.group.role, step.group.name, MemberState.RUNNING, str(self.incarnations), bound, self.now
-            )
-
-    def drain(self, step: Drain) -> None:
-        assert all(self.members[member].state is MemberState.RUNNING for member in step.members)
-
-    def answer(self, asked: set[MemberId]) -> None:
-        """A drain takes until the step after the one that asked for it."""
-        for member in self.draining & self.members.keys():
-            if not self.refuse:
-                self.drained.add(member)
-            self.notes = with_drain_reply(self.notes, member, not self.refuse, "busy" if self.refuse else "", self.now)
-        self.draining = asked - self.draining
-
-    def remove(self, step: Remove) -> None:
-        head = self.members.get(HEAD)
-        for name in step.members:
-            member = self.members.pop(name)
-            dead = member.state is not MemberState.RUNNING
-            orphan = head is None or head.state is not MemberState.RUNNING or member.head != head.incarnation
-            assert dead or orphan or name in self.drained or not self.wanted.running, f"{name} was not drained"
-
-    def check(self, decision: Decision) -> None:
-        for group in self.wanted.shape.workers:
-            running = [m for m in self.members.values() if m.group == group.name and m.state is MemberState.RUNNING]
-            staying = [m for m in running if m.id not in self.notes.retiring]
-            assert len(staying) <= group.replicas, "more than asked for"
-        assert decision.again_after > 0
-
-    def happen(self, event: str, value: int) -> None:
-        match event:
-            case "scale":
-                self.wanted = replace(self.wanted, shape=desired(value).shape)
-            case "crash" | "crash head":
-                self.crash(value if event == "crash" else None)
-            case "refuse drains":
-                self.refuse = bool(value)
-            case "engine silent":
-                self.silent = bool(value)
-            case "pass":
-                self.now += value
-            case "serve again":
-                self.drained.clear()  # whatever was emptied and is still there has joined anew
-
-    def crash(self, number: int | None) -> None:
-        name = HEAD if number is None else MemberId(f"worker-{number}")
-        if name in self.members:
-            self.members[name] = replace(self.members[name], state=MemberState.EXITED, reason="was killed")
-
-    def settled(self) -> bool:
-        observed, view = self.observed(), self.view()
-        workers = [m for m in observed.members if m.role is Role.WORKER]
-        wanted = self.wanted.shape.workers[0].replicas
-        return len(workers) == wanted and all(ready(m, observed, view) for m in observed.members) and view.up
-
-
-@settings(max_examples=150, deadline=None)
-@given(events)
-def test_converges_and_keeps_its_promises(sequence: list[tuple[str, int]]) -> None:
-    world = World()
-    for event, value in sequence:
+def run_events(world: World, events: Events) -> None:
+    """Every event is followed by a pass, in which all safety properties are checked."""
+    for event, value in events:
         world.happen(event, value)
         world.step()
-    world.refuse = world.silent = False
-    for _ in range(60):
-        decision = world.step()
-        if world.settled() and not decision.steps:
+
+
+def assert_converges(world: World) -> None:
+    for flag in FLAGS:
+        world.happen(flag, 0)
+    for _ in range(80):
+        world.step()
+        if world.settled():
             break
-        world.now += 2.0  # past any back-off in a few rounds
-    assert world.settled()
-    assert world.step().steps == ()
-
-
-@settings(max_examples=50, deadline=None)
-@given(events)
-def test_stopping_always_ends_empty(sequence: list[tuple[str, int]]) -> None:
-    world = World()
-    for event, value in sequence:
-        world.happen(event, value)
+        world.now += 2.0  # past any back-off in a few passes
+    assert world.settled(), world
+    world.step()  # what was learnt in the last pass is recorded
+    before = world.writes
+    for _ in range(3):
         world.step()
+        world.now += 1.0
+    assert world.writes == before, "something is written at rest"
+
+
+@settings(max_examples=200, deadline=None)
+@given(process_worlds)
+def test_processes_converge_and_no_live_worker_is_removed_undrained(given_world: tuple[World, Events]) -> None:
+    world, events = given_world
+    run_events(world, events)
+    assert_converges(world)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pod_worlds)
+def test_pods_converge_and_no_live_worker_is_removed_undrained(given_world: tuple[World, Events]) -> None:
+    world, events = given_world
+    run_events(world, events)
+    assert_converges(world)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.one_of(process_worlds, pod_worlds))
+def test_stop_ends_empty(given_world: tuple[World, Events]) -> None:
+    world, events = given_world
+    run_events(world, events)
     world.wanted = replace(world.wanted, running=False)
-    world.step()
+    for _ in range(3):
+        decision = world.step()
     assert not world.members
-    assert world.step().steps == ()
+    assert decision.steps == ()
+
+
+@pytest.mark.parametrize("make", [ProcessWorld, PodWorld])
+def test_death_of_the_loop_has_an_effect(make: type[World]) -> None:
+    """The worlds contain what they claim: a drain under way is forgotten, and asked for again."""
+    world = make()
+    assert_converges(world)
+    world.happen("scale", 2)
+    world.step()
+    (victim,) = world.draining
+    world.happen("loop dies after a drain", 0)
+    assert victim in world.drained and not world.replies
+    world.step()
+    assert world.draining == {victim}
+    assert_converges(world)
+    assert victim not in world.members
+
+
+@pytest.mark.parametrize("make", [ProcessWorld, PodWorld])
+def test_worker_that_was_drained_before_the_loop_died_is_replaced_when_more_are_wanted(make: type[World]) -> None:
+    """Nobody knows any more that it was drained, but the engine gives it no work."""
+    world = make()
+    assert_converges(world)
+    world.happen("scale", 2)
+    world.step()
+    (victim,) = world.draining
+    world.happen("loop dies after a drain", 0)
+    world.happen("scale", 3)
+    assert_converges(world)
+    assert victim not in world.members

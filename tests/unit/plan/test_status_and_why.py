@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from oars.model import HEAD, Failure, LoopState, MemberId, MemberState, Observed, Retiring, View
+from oars.base import codec
+from oars.model import HEAD, Cause, Failure, LoopState, MemberId, MemberState, Observed, Retiring, View
 from oars.plan.status import status
 from oars.plan.why import explain
 from oars.spec.status import Phase, Status
@@ -52,7 +54,7 @@ def test_phase_and_reason(observed: Observed, up: bool, running: bool, phase: Ph
     assert (found.phase, found.reason) == (phase, reason)
 
 
-def test_the_json_form_is_the_contract() -> None:
+def test_json_form_is_stable() -> None:
     data = status_of(Observed(ALL), view_of(Observed(ALL))).to_dict()
     assert list(data) == ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members",
                           "mode", "namespace"]  # fmt: skip
@@ -62,19 +64,19 @@ def test_the_json_form_is_the_contract() -> None:
     assert "members" not in status_of(Observed(ALL), View()).to_dict(members=False)
 
 
-def test_status_survives_the_way_through_json() -> None:
+def test_status_survives_a_round_trip_through_json() -> None:
     before = status_of(Observed(ALL), view_of(Observed(ALL)))
-    assert Status.from_dict(before.to_dict()) == before
+    assert codec.load(Status, json.loads(json.dumps(before.to_dict()))) == before
 
 
-def test_a_replaced_member_still_says_what_became_of_the_one_before() -> None:
+def test_replaced_member_shows_how_its_predecessor_ended() -> None:
     observed = Observed(ALL, LoopState(failures={W0: failure(1)}))
     found = {m.id: m for m in status_of(observed, view_of(observed)).members}
     assert found["worker-0"].phase is Phase.READY
     assert "SIGKILL" in found["worker-0"].reason
 
 
-def test_those_who_leave_do_not_count() -> None:
+def test_retiring_workers_do_not_count_as_ready() -> None:
     observed = Observed(ALL, LoopState(retiring={W2: Retiring(NOW, waits_for="a task")}))
     found = status_of(observed, view_of(observed))
     assert found.groups[0].ready == 2
@@ -84,15 +86,15 @@ def test_those_who_leave_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("line", "cause", "hint"),
     [
-        ("ModuleNotFoundError: No module named 'pandas'", "a Python module is missing: pandas", "packages"),
+        ("ModuleNotFoundError: No module named 'pandas'", "the Python module pandas is missing", "packages"),
         ("OSError: [Errno 28] No space left on device", "the disk is full", "Free"),
-        ("OSError: [Errno 98] Address already in use", "a port it needs is taken", "other program"),
-        ("MemoryError", "ran out of memory", "--memory"),
-        ("PermissionError: [Errno 13] Permission denied: '/data'", "may not read or write /data", "rights"),
+        ("OSError: [Errno 98] Address already in use", "another program uses a port", "other program"),
+        ("MemoryError", "ran out of memory", "more `memory`"),
+        ("PermissionError: [Errno 13] Permission denied: '/data'", "may not read or write /data", "permissions"),
         ("something nobody has seen before", "was killed by SIGKILL", "oars logs"),
     ],
 )
-def test_log_lines_are_understood(line: str, cause: str, hint: str) -> None:
+def test_log_lines_are_explained(line: str, cause: str, hint: str) -> None:
     observed = Observed((head(), worker(0, MemberState.EXITED)), LoopState(failures={W0: failure(3, "noise", line)}))
     (found, *_) = explain(desired(), observed, view_of(observed))
     assert cause in found.message
@@ -100,11 +102,25 @@ def test_log_lines_are_understood(line: str, cause: str, hint: str) -> None:
     assert found.lines == ("noise", line)
 
 
-def test_a_worker_that_is_kept_says_what_it_waits_for_and_how_to_force_it() -> None:
+def test_worker_that_cannot_be_drained_shows_why_and_how_to_force_it() -> None:
     observed = Observed(ALL, LoopState(retiring={W2: Retiring(NOW, waits_for="a pinned item")}))
     (found,) = explain(desired(2), observed, view_of(observed))
     assert "a pinned item" in found.message and "--force" in found.hint
 
 
-def test_nothing_to_explain_when_all_is_well() -> None:
+def test_ready_cluster_has_no_causes() -> None:
     assert explain(desired(), Observed(ALL), view_of(Observed(ALL))) == ()
+
+
+def test_causes_and_remarks_of_the_place_are_shown() -> None:
+    grave, mild = Cause("NoSpace", "The disk is full."), Cause("Unwatched", "Nobody watches the owner.")
+    observed = Observed((head(),), causes=(grave,), remarks=(mild,))
+    causes = explain(desired(0), observed, view_of(observed))
+    assert (causes[0], causes[-1]) == (grave, mild)
+
+
+def test_death_that_the_place_explains_is_not_explained_twice() -> None:
+    state = LoopState(failures={W0: failure(1)})
+    known = Cause("OutOfMemory", "worker-0 needs more memory.", members=("worker-0",))
+    observed = Observed((head(), worker(0, MemberState.EXITED)), state, causes=(known,))
+    assert [cause.reason for cause in explain(desired(1), observed, view_of(observed))] == ["OutOfMemory"]

@@ -1,4 +1,4 @@
-"""A cluster's certificates, tried with Python's own TLS over memory: no socket."""
+"""A cluster's certificates, used with Python's TLS in memory, without sockets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context(files: Path, purpose: ssl.Purpose, *, pair: bool = True) -> ssl.SSLC
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, hostname: str) -> None:
-    """Both halves in turn until both are content; raises ssl.SSLError if one is not."""
+    """Run both sides in turn until both are done. Raises ssl.SSLError."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     halves = [
         client.wrap_bio(back, there, server_hostname=hostname),
@@ -58,29 +58,29 @@ def done(half: ssl.SSLObject) -> bool:
 
 
 @pytest.mark.parametrize("hostname", ["demo", "localhost", "127.0.0.1"])
-def test_members_trust_each_other_both_ways(files: Path, hostname: str) -> None:
+def test_members_trust_each_other(files: Path, hostname: str) -> None:
     server, client = context(files, ssl.Purpose.CLIENT_AUTH), context(files, ssl.Purpose.SERVER_AUTH)
     shake_hands(server, client, hostname)
 
 
-def test_a_server_of_another_name_is_refused(files: Path) -> None:
+def test_server_with_another_name_is_rejected(files: Path) -> None:
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(context(files, ssl.Purpose.CLIENT_AUTH), context(files, ssl.Purpose.SERVER_AUTH), "example.org")
 
 
-def test_another_cluster_is_refused(files: Path, tmp_path: Path) -> None:
+def test_certificate_of_another_cluster_is_rejected(files: Path, tmp_path: Path) -> None:
     other = write(tmp_path, cluster_certificates("demo"))
     with pytest.raises(ssl.SSLError):
         shake_hands(context(files, ssl.Purpose.CLIENT_AUTH), context(other, ssl.Purpose.SERVER_AUTH), "demo")
 
 
-def test_a_client_without_a_certificate_is_refused(files: Path) -> None:
+def test_client_without_certificate_is_rejected(files: Path) -> None:
     with pytest.raises(ssl.SSLError):
         bare = context(files, ssl.Purpose.SERVER_AUTH, pair=False)
         shake_hands(context(files, ssl.Purpose.CLIENT_AUTH), bare, "demo")
 
 
-def test_times_and_the_authority(files: Path) -> None:
+def test_validity_and_authority(files: Path) -> None:
     now = datetime.now(UTC)
     for name in ("ca.pem", "cert.pem"):
         certificate = x509.load_pem_x509_certificate((files / name).read_bytes())
@@ -90,10 +90,10 @@ def test_times_and_the_authority(files: Path) -> None:
     x509.load_pem_x509_certificate((files / "cert.pem").read_bytes()).verify_directly_issued_by(ca)
 
 
-def test_the_longest_name_fits() -> None:
+def test_longest_name_is_accepted() -> None:
     assert set(cluster_certificates("a" * 53)) == {"ca.pem", "cert.pem", "key.pem"}
 
 
-def test_importing_it_does_not_import_cryptography() -> None:
+def test_import_does_not_import_cryptography() -> None:
     code = "import sys, oars.secure.certs, oars.secure.tokens; sys.exit('cryptography' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -1,4 +1,4 @@
-"""What a new cluster is given, wherever it runs."""
+"""Secrets of a new cluster."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TLS = {"ca.pem", "cert.pem", "key.pem"}
 @pytest.mark.parametrize(
     ("kinds", "files"), [((), set()), (("token",), {"token"}), (("tls",), TLS), (("tls", "token"), {*TLS, "token"})]
 )
-def test_what_its_engine_uses_and_no_more(kinds: tuple[str, ...], files: set[str]) -> None:
+def test_secrets_are_those_that_the_engine_needs(kinds: tuple[str, ...], files: set[str]) -> None:
     assert set(cluster_secrets("demo", kinds)) == files
     assert set(make_secrets("demo", kinds)) == {*files, "control"}
 
 
-def test_no_two_clusters_have_the_same() -> None:
+def test_clusters_have_different_secrets() -> None:
     one, other = (make_secrets("demo", ("tls", "token")) for _ in range(2))
     assert not set(one.values()) & set(other.values())

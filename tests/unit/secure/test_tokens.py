@@ -1,59 +1,13 @@
-"""Tokens and private files."""
+"""Tokens."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from oars.secure.tokens import new_token, write_private
+from oars.secure.tokens import new_token
 
 
-@pytest.fixture(autouse=True)
-def loose_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-def mode(path: Path) -> int:
-    return path.stat().st_mode & 0o777
-
-
-def test_tokens_are_long_and_differ() -> None:
+def test_tokens_are_long_and_unique() -> None:
     tokens = {new_token() for _ in range(100)}
     assert len(tokens) == 100
     assert all(re.fullmatch("[0-9a-f]{64}", token) for token in tokens)
-
-
-def test_private_files_in_private_directories(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "token"
-    write_private(path, b"one")
-    assert [mode(tmp_path / "a"), mode(tmp_path / "a" / "b"), mode(path)] == [0o700, 0o700, 0o600]
-
-
-def test_a_file_is_replaced_whole_and_made_private(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_bytes(b"old")
-    path.chmod(0o644)
-    with path.open("rb") as reader:
-        write_private(path, b"new")
-        assert reader.read() == b"old"
-    assert (path.read_bytes(), mode(path), os.listdir(tmp_path)) == (b"new", 0o600, ["token"])
-
-
-def test_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "victim").write_bytes(b"safe")
-    (tmp_path / "token").symlink_to(tmp_path / "victim")
-    write_private(tmp_path / "token", b"secret")
-    assert (tmp_path / "victim").read_bytes() == b"safe"
-
-
-def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "token").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_private(tmp_path / "token", b"x")
-    assert os.listdir(tmp_path) == ["token"]

@@ -1,4 +1,4 @@
-"""Quantities as people write them."""
+"""Parsing of quantities."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from oars.spec import resources
         ("1024Ti", 2**50),
     ],
 )
-def test_memory(written: object, amount: int) -> None:
+def test_memory_is_parsed(written: object, amount: int) -> None:
     assert resources.memory(written) == amount
 
 
 @pytest.mark.parametrize("written", ["", "Gi", "1Q", "-1Gi", "1", 0, -5, True, None, [], "2000Ti", "1e9", "1_000Mi"])
-def test_memory_refuses(written: object) -> None:
+def test_invalid_memory_is_rejected(written: object) -> None:
     with pytest.raises(ValueError, match="memory"):
         resources.memory(written)
 
 
 @pytest.mark.parametrize(("written", "amount"), [(2, 2.0), (0.5, 0.5), ("500m", 0.5), (" 4 ", 4.0), ("1.5", 1.5)])
-def test_cpu(written: object, amount: float) -> None:
+def test_cpu_is_parsed(written: object, amount: float) -> None:
     assert resources.cpu(written) == amount
 
 
 @pytest.mark.parametrize("written", [0, -1, "0m", "x", "", None, True, "nan", "inf", 5000, [1]])
-def test_cpu_refuses(written: object) -> None:
+def test_invalid_cpu_is_rejected(written: object) -> None:
     with pytest.raises(ValueError, match="processors"):
         resources.cpu(written)
 
@@ -45,17 +45,17 @@ def test_cpu_refuses(written: object) -> None:
 @pytest.mark.parametrize(
     ("written", "seconds"), [(90, 90.0), ("90s", 90.0), ("2m", 120.0), ("1h30m", 5400.0), ("250ms", 0.25), ("0", 0.0)]
 )
-def test_duration(written: object, seconds: float) -> None:
+def test_duration_is_parsed(written: object, seconds: float) -> None:
     assert resources.duration(written) == seconds
 
 
 @pytest.mark.parametrize("written", [-1, "-1s", "1w", "1h 30m", "", None, True, "nan", "2000d"])
-def test_duration_refuses(written: object) -> None:
+def test_invalid_duration_is_rejected(written: object) -> None:
     with pytest.raises(ValueError, match="duration"):
         resources.duration(written)
 
 
 @given(st.integers(min_value=2**20, max_value=resources.MAX_MEMORY))
-def test_shown_memory_is_near_and_readable_again(amount: int) -> None:
+def test_shown_memory_is_close_and_can_be_parsed(amount: int) -> None:
     again = resources.memory(resources.show_memory(amount))
     assert abs(again - amount) <= amount * 0.05

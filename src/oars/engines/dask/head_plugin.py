@@ -1,8 +1,8 @@
-"""A page of the scheduler's own for whoever keeps the cluster: GET /oars/members.json. Loaded by `dask scheduler
---preload`, in its environment: standard library and distributed.
+"""Adds GET /oars/members.json to the scheduler's web server, for the control plane. Loaded by `dask scheduler
+--preload`, in its environment: stdlib and distributed only.
 
-Dask's page for programs, /json/identity.json, carries all metrics of all workers, and fails as soon as a task has run
-(2026.8: metrics with tuples for names are no JSON).
+Dask's own /json/identity.json contains all metrics of all workers, and fails once a task has run (2026.8: metrics with
+tuples as keys are not valid JSON).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tornado.web import RequestHandler
 
 
 def dask_setup(scheduler: Any) -> None:
-    """Called by Dask when the scheduler listens."""
+    """Dask calls this when the scheduler listens."""
     options = {"scheduler": scheduler, "idle_since": {}}
     scheduler.http_application.add_handlers(".*$", [("/oars/members.json", Members, options)])
 
 
 class Members(RequestHandler):
-    """Who is there, in what state, idle for how long, with how much in memory."""
+    """The workers with their state, idle time and bytes in memory."""
 
     def initialize(self, scheduler: Any, idle_since: dict[str, float]) -> None:
         self.scheduler = scheduler
@@ -43,14 +43,14 @@ class Members(RequestHandler):
         }
 
     def idle_seconds(self, ws: Any) -> float:
-        """Since it was first seen with nothing to do; short tasks between two visits show in the last heartbeat."""
-        if ws.processing or worked_lately(ws):
+        """Seconds since the first request that found it idle. The heartbeat shows short tasks between two requests."""
+        if ws.processing or worked_recently(ws):
             self.idle_since.pop(ws.address, None)
             return 0.0
         now = time.monotonic()
         return now - self.idle_since.setdefault(ws.address, now)
 
 
-def worked_lately(ws: Any) -> bool:
+def worked_recently(ws: Any) -> bool:
     measured = ws.metrics.get("digests_total_since_heartbeat", {})
     return any(isinstance(name, tuple) and name[0] == "execute" for name in measured)

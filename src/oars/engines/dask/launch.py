@@ -1,14 +1,14 @@
-"""`dask scheduler` or `dask worker` for members forked from one Python. Run as a script in Dask's environment, with
-sys.argv = dask scheduler … or dask worker …; elsewhere the plain commands are run.
+"""Runs `dask scheduler` or `dask worker` in a process forked from a preloaded Python. A script in Dask's environment,
+with sys.argv = dask scheduler … or dask worker …; other places run the plain commands.
 
-What it adds, and why:
-- The command is called directly: `dask` would look through all installed packages for plug-ins first.
-- A worker registers in the moment the scheduler listens. Started together with it, it would find nobody there and then
-  sleep ever longer between tries.
-- A worker tells the scheduler which incarnation of its name it is.
-- A worker that grows beyond its memory ends itself, as the nanny would end it; spilling and pausing come first.
-- A worker closes on SIGTERM, running tasks or not, within seconds. Dask's own way waits for them, and for ever if the
-  scheduler ends in the same moment.
+Differences from the plain commands:
+- It calls the subcommand directly. `dask` would first search all installed packages for plug-ins.
+- A worker registers as soon as the scheduler listens. Started together with it, it would fail to connect and then sleep
+  for increasing times between attempts.
+- A worker reports its incarnation to the scheduler.
+- A worker that exceeds its memory limit exits, as under the nanny; spilling and pausing come first.
+- A worker closes within seconds of SIGTERM, also with running tasks. Dask's own handler waits for them, and forever if
+  the scheduler ends at the same moment.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import time
 import types
 from typing import Any
 
-TRIES, POLL_SECONDS = 3000, 0.02  # then Dask's own patience takes over
-MEMORY_SECONDS = 0.2
+ATTEMPTS, POLL_SECONDS = 3000, 0.02  # then Dask's own connection timeout applies
+MEMORY_POLL_SECONDS = 0.2
 CLOSE_SECONDS = 3.0
-OUT_OF_MEMORY = 137  # what a shell reports for a process that the kernel killed
+OUT_OF_MEMORY = 137  # the exit code of a process that the kernel killed, as shells report it
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     if role == "scheduler":
         dask_scheduler.main()
         return
-    # A module of that name, found by Dask where it looks for modules that have been imported already.
+    # Dask finds a preload by its name among the imported modules.
     hooks = types.ModuleType("oars_worker")
     hooks.dask_setup = prepare_worker  # type: ignore[attr-defined]
     sys.modules[hooks.__name__] = hooks
@@ -47,20 +47,20 @@ def main() -> None:
 
 
 async def prepare_worker(worker: Any) -> None:
-    """Called by Dask when the worker listens and before it registers."""
+    """Dask calls this when the worker listens, before it registers."""
     incarnation = os.environ["OARS_INCARNATION"]
     worker.startup_information["oars"] = lambda _: {"incarnation": incarnation}
     watch_memory(worker)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, close, worker)
     host, _, port = os.environ["OARS_HEALTH"].rpartition(":")
-    for _ in range(TRIES):
-        if await answers(host, int(port)):
+    for _ in range(ATTEMPTS):
+        if await is_up(host, int(port)):
             return
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def answers(host: str, port: int) -> bool:
-    """The scheduler's web server is there first, but answers only when all the rest listens as well."""
+async def is_up(host: str, port: int) -> bool:
+    """The scheduler's web server accepts connections first, but replies only when the scheduler listens too."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -75,9 +75,9 @@ async def answers(host: str, port: int) -> bool:
 
 
 def close(worker: Any) -> None:
-    last_resort = threading.Timer(CLOSE_SECONDS, os._exit, (0,))
-    last_resort.daemon = True
-    last_resort.start()
+    timer = threading.Timer(CLOSE_SECONDS, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
     worker.closing_on_signal = asyncio.ensure_future(worker.close(executor_wait=False, reason="SIGTERM"))
 
 
@@ -87,20 +87,20 @@ def watch_memory(worker: Any) -> None:
     limit = worker.memory_manager.memory_limit
     share = dask.config.get("distributed.worker.memory.terminate")
     if limit and share:
-        threading.Thread(target=end_when_too_large, args=(int(limit * share),), daemon=True).start()
+        threading.Thread(target=exit_above_limit, args=(int(limit * share),), daemon=True).start()
 
 
-def end_when_too_large(limit: int) -> None:
-    """In a thread, so that work that keeps the event loop busy is seen too."""
+def exit_above_limit(limit: int) -> None:
+    """Runs in a thread, so that a blocked event loop does not stop it."""
     page = os.sysconf("SC_PAGE_SIZE")
     while True:
         with open("/proc/self/statm") as statm:
             used = int(statm.read().split()[1]) * page
         if used > limit:
-            sys.stderr.write(f"Out of memory: {used >> 20} MiB in use, limit {limit >> 20} MiB. Ending this worker.\n")
+            sys.stderr.write(f"Out of memory: {used >> 20} MiB in use, limit {limit >> 20} MiB. This worker exits.\n")
             sys.stderr.flush()
             os._exit(OUT_OF_MEMORY)
-        time.sleep(MEMORY_SECONDS)
+        time.sleep(MEMORY_POLL_SECONDS)
 
 
 main()

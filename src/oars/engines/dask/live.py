@@ -1,4 +1,4 @@
-"""Ask a running Dask scheduler: who is there, and to empty workers."""
+"""Queries a running Dask scheduler and drains its workers."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire, waits_for
+from oars.engines.base import Wire, obstacles
 from oars.engines.dask.scripts import HEAD_HELPER
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
-IN_SERVICE = ("running", "paused")  # paused: short of memory for the moment, but there
-STRANGER = "what answers beside the scheduler is not as Oars put it there"
-DRAIN_SECONDS = 50.0  # then workers that could not be emptied are put back in service
+IN_SERVICE = ("running", "paused")  # paused: short of memory for the moment
+NOT_OUR_HELPER = "the reply to the drain request is not that of Oars' helper next to the scheduler"
+REPLY_SECONDS = 20.0  # for the reply to arrive after the scheduler's deadline
 
 
 async def look(wire: Wire) -> View:
-    """One small request to the scheduler (see head_plugin.py)."""
+    """One small request to the scheduler, see head_plugin.py."""
     try:
-        answer = json.loads(await wire.http("dashboard", "/oars/members.json"))
-        if _port(answer["address"]) != _port(wire.addresses[HEAD]["client"]):
+        reply = json.loads(await wire.http("dashboard", "/oars/members.json"))
+        # A scheduler that finds its dashboard's port taken silently chooses another; a stranger may listen here.
+        if _port(reply["address"]) != _port(wire.addresses[HEAD]["client"]):
             return View(message="another scheduler answers on the dashboard's port")
-        return View(up=True, members=dict(map(_member, answer["workers"])))
+        return View(up=True, members=dict(map(_member, reply["workers"])))
     except EngineUnreachable as error:
         return View(message=error.message)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return View(message="what answers on the dashboard's port is no scheduler of Oars")
+        return View(message="the program on the dashboard's port is not a scheduler started by Oars")
 
 
 def _port(address: str) -> str:
-    """A scheduler that finds its dashboard's port taken moves on without a word; the one there may be a stranger."""
     return address.rpartition(":")[2]
 
 
@@ -45,8 +45,13 @@ def _member(worker: Mapping[str, Any]) -> tuple[MemberId, MemberView]:
     return MemberId(worker["name"]), view
 
 
-async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-    """Move results, let running tasks end; see head_helper.py, which does it inside the scheduler."""
-    request = {"op": "drain", "names": list(members), "seconds": DRAIN_SECONDS, "force": force}
-    waits = waits_for(await wire.ask(HEAD_HELPER, request), members, STRANGER)
-    return [Drained(member, done=not waits.get(member), waits_for=waits.get(member, "")) for member in members]
+async def reconcile(wire: Wire, view: View) -> None:
+    """Nothing to do: the scheduler notices closed connections by itself."""
+
+
+async def drain(wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
+    """Move results and let running tasks end. head_helper.py does it inside the scheduler."""
+    request = {"op": "drain", "names": list(members), "seconds": deadline, "force": force}
+    reply = await wire.ask(HEAD_HELPER, request, seconds=deadline + REPLY_SECONDS)
+    waits_for = obstacles(reply, members, NOT_OUR_HELPER)
+    return [Drained(member, not waits_for.get(member), waits_for.get(member, "")) for member in members]

@@ -1,4 +1,4 @@
-"""The scripts that run in Dask's environment, as text: places ship them to where Dask is."""
+"""Source of the scripts that run in Dask's environment; places copy them there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's side of Dask: a connected Client, and concurrent.futures on the cluster. Imports Dask when called."""
+"""The user's part of Dask: a connected Client, and an executor. Imports Dask when its functions are called."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Call = tuple[Future[Any], partial[Any]]
 
 
 def connect(access: Access) -> Any:
-    """A distributed.Client, and the default one from now on, as any that is made by hand."""
+    """A distributed.Client that becomes the default one, like any other."""
     return _client(access, set_as_default=True)
 
 
 def disconnect(client: Any) -> None:
-    with contextlib.suppress(TimeoutError):  # a scheduler that hangs need not hear of it
+    with contextlib.suppress(TimeoutError):  # the scheduler hangs
         client.close(timeout=CLOSE_SECONDS)
 
 
@@ -60,21 +60,21 @@ def _client(access: Access, *, set_as_default: bool) -> Any:
             raise
     except (OSError, TimeoutError) as error:
         raise EngineUnreachable(
-            f"The Dask scheduler of {access.name} at {access.address} does not answer: {error}.",
-            f"See what it does: oars status {access.name}.",
+            f"The Dask scheduler of {access.name} at {access.address} does not reply: {error}.",
+            f"Run `oars status {access.name}`.",
         ) from error
     return client
 
 
 def _check_python(access: Access, client: Any) -> None:
-    """Of other packages Dask itself warns. It tells "3.11.7.final.0"."""
-    told = client.sync(client.scheduler.versions)["packages"]["python"]
-    there = ".".join(str(told).split(".")[:3])
+    """Dask itself warns about other packages. It reports "3.11.7.final.0"."""
+    version = client.sync(client.scheduler.versions)["packages"]["python"]
+    there = ".".join(str(version).split(".")[:3])
     versions.check(access.name, {PYTHON: versions.python()}, {PYTHON: there})
 
 
 def _security(env: Mapping[str, str]) -> Any:
-    """Said in full: the process may have been started for another cluster, and have its settings."""
+    """Set everything: the process may have inherited the settings of another cluster."""
     from distributed import security
 
     make: Any = security.Security
@@ -86,25 +86,23 @@ def _security(env: Mapping[str, str]) -> Any:
 
 
 class DaskExecutor(Executor):
-    """Calls are sent, and results are fetched, in batches: whatever has come together since the last one.
+    """Sends calls and fetches results in batches of all that have accumulated since the last one.
 
-    A future of Dask is only touched in the client's event loop; the lock guards what callers touch as well.
+    Dask's futures are only used in the client's event loop. The lock guards what callers use too.
     """
 
     def __init__(self, connect: Callable[[], Any], cluster: str) -> None:
         self._connect = connect
         self._client = connect()
-        self._stale = False  # the scheduler it was connected to is gone
+        self._is_stale = False  # its scheduler is gone
         self._cluster = cluster
         self._lock = threading.Lock()
-        self._open: dict[Future[Any], Any] = {}  # → the future of Dask, once sent
+        self._open: dict[Future[Any], Any] = {}  # → Dask's future, once sent
         self._queue: list[Call] = []
-        self._unwanted: list[Any] = []  # futures of Dask whose callers have given up
+        self._unwanted: list[Any] = []  # Dask's futures of cancelled calls
         self._finished: list[Future[Any]] = []  # computed, not fetched
         self._fetching = False
         self._closed = False
-
-    # What callers see.
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         self._check_open()
@@ -120,7 +118,7 @@ class DaskExecutor(Executor):
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
-        """As Executor.map. All calls go to the scheduler at once; chunksize has no meaning here."""
+        """As Executor.map. Sends all calls to the scheduler at once and ignores chunksize."""
         self._check_open()
         deadline = None if timeout is None else monotonic() + timeout
         calls = list(zip(*iterables, strict=False))
@@ -146,18 +144,18 @@ class DaskExecutor(Executor):
             if wait:
                 closer.join()
 
-    # Calls out.
+    # Sending calls.
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        if self._stale or self._client.status in ("closing", "closed"):
+        if self._is_stale or self._client.status in ("closing", "closed"):
             self._renew()
 
     def _renew(self) -> None:
-        """Dask's client connects again by itself, but over TLS it may fail to, for good (2026.8); a new one is sure."""
+        """Replace the client. Dask's own reconnects, but over TLS it may fail to, permanently (2026.8)."""
         fresh = self._connect()
-        old, self._client, self._stale = self._client, fresh, False
+        old, self._client, self._is_stale = self._client, fresh, False
         threading.Thread(target=disconnect, args=(old,), daemon=True).start()
 
     def _follow(self, futures: list[Future[Any]]) -> None:
@@ -172,15 +170,15 @@ class DaskExecutor(Executor):
     def _send_queue(self) -> None:
         with self._lock:
             queue, self._queue = self._queue, []
-        for calls in _alike([call for call in queue if not call[0].cancelled()]):
+        for calls in _grouped([call for call in queue if not call[0].cancelled()]):
             self._send(calls)
 
     def _send(self, calls: Sequence[Call]) -> None:
-        """As one batch; if one of them cannot be sent (an argument that cannot be pickled), each by itself."""
+        """Send one batch; if an argument cannot be pickled, send each call separately."""
         function, columns = _columns([call for _, call in calls])
         try:
             remote = self._client.map(function, *columns, key=_keys(calls), pure=False)
-        except Exception as error:  # noqa: BLE001 (whatever pickling raises belongs to the caller's future)
+        except Exception as error:  # noqa: BLE001 (any pickling error belongs to the future)
             if len(calls) == 1:
                 _settle(calls[0][0], error=error)
                 return
@@ -189,7 +187,7 @@ class DaskExecutor(Executor):
             return
         self._sent([future for future, _ in calls], remote)
 
-    # Results in.
+    # Fetching results.
 
     def _sent(self, futures: list[Future[Any]], remote: list[Any]) -> None:
         with self._lock:
@@ -200,10 +198,10 @@ class DaskExecutor(Executor):
                     self._unwanted.append(result)
         self._cancel_unwanted()
         for future, result in zip(futures, remote, strict=True):
-            asyncio.ensure_future(self._await(future, result))  # noqa: RUF006 (held by what it waits for)
+            asyncio.ensure_future(self._await(future, result))  # noqa: RUF006 (referenced by what it awaits)
 
     async def _await(self, future: Future[Any], remote: Any) -> None:
-        while remote.status in ("pending", "lost"):  # lost: with its worker; it is computed again
+        while remote.status in ("pending", "lost"):  # lost: its worker died, and Dask computes it again
             await remote._state.wait()
         if remote.status != "finished":
             self._fail(future, remote, self._lost())
@@ -214,8 +212,8 @@ class DaskExecutor(Executor):
             asyncio.ensure_future(self._fetch_all())  # noqa: RUF006
 
     async def _fetch_all(self) -> None:
-        """Fetching a result costs the workers more than computing a small one; so the more there are to come, the more
-        are fetched together."""
+        """Fetch finished results. Fetching costs the workers more than computing a small result, so the more calls are
+        open, the more results are fetched together."""
         while self._finished:
             await asyncio.sleep(min(LONGEST_PAUSE, len(self._open) * PAUSE_PER_CALL))
             finished, self._finished = self._finished, []
@@ -226,7 +224,7 @@ class DaskExecutor(Executor):
     async def _fetch(self, wanted: Mapping[Future[Any], Any]) -> None:
         try:
             values = await self._client.gather(list(wanted.values()), asynchronous=True)
-        except Exception as error:  # noqa: BLE001 (one was lost or cannot be read; which, each tells for itself)
+        except Exception as error:  # noqa: BLE001 (fetch each one to find out which failed)
             if len(wanted) > 1:
                 await asyncio.gather(*(self._fetch({future: remote}) for future, remote in wanted.items()))
                 return
@@ -244,18 +242,18 @@ class DaskExecutor(Executor):
             _settle(future, error=otherwise)
 
     def _lost(self) -> ClusterLost:
-        self._stale = True
+        self._is_stale = True
         return ClusterLost(
-            f"The connection to the Dask scheduler of {self._cluster} was lost, and what it was computing with it.",
-            f"`oars why {self._cluster}` says why. If the cluster is to go on, submit it again.",
+            f"The connection to the Dask scheduler of {self._cluster} was lost, and its running tasks with it.",
+            f"Run `oars why {self._cluster}`, and submit the calls again.",
         )
 
-    # Ends.
+    # Ending calls.
 
     def _forget(self, future: Future[Any]) -> None:
-        """Called once for each future, when it has ended in whatever way."""
+        """Called once for each future, when it is done or cancelled."""
         if future.cancelled():
-            future.set_running_or_notify_cancel()  # wakes up wait() and as_completed()
+            future.set_running_or_notify_cancel()  # wakes wait() and as_completed()
         with self._lock:
             remote = self._open.pop(future, None)
             if remote is None or not future.cancelled():
@@ -277,7 +275,7 @@ class DaskExecutor(Executor):
 
 
 def _settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
-    with contextlib.suppress(InvalidStateError):  # it was cancelled in this moment
+    with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile
         if error is None:
             future.set_result(value)
         else:
@@ -285,7 +283,7 @@ def _settle(future: Future[Any], value: Any = None, error: BaseException | None 
 
 
 def _in_order(last_first: list[Future[Any]], deadline: float | None) -> Iterator[Any]:
-    """Results in the order of the calls, each forgotten when it is given; what nobody will ask for is cancelled."""
+    """Yield results in the order of the calls, dropping each; cancel the rest if the caller stops early."""
     try:
         while last_first:
             yield last_first.pop().result(None if deadline is None else deadline - monotonic())
@@ -294,8 +292,8 @@ def _in_order(last_first: list[Future[Any]], deadline: float | None) -> Iterator
             future.cancel()
 
 
-def _alike(calls: Iterable[Call]) -> Iterable[Sequence[Call]]:
-    """Calls that can be sent as a map of one function; all others together."""
+def _grouped(calls: Iterable[Call]) -> Iterable[Sequence[Call]]:
+    """Group calls that can be sent as one map of a function; all others form one group."""
     groups: dict[object, list[Call]] = {}
     for call in calls:
         plain = call[1].args and not call[1].keywords
@@ -304,14 +302,14 @@ def _alike(calls: Iterable[Call]) -> Iterable[Sequence[Call]]:
 
 
 def _columns(calls: Sequence[partial[Any]]) -> tuple[Callable[..., Any], list[Any]]:
-    """Calls that are alike, as a function and lists of its arguments."""
+    """A group of calls as a function and the lists of its arguments."""
     if all(call.args and not call.keywords for call in calls):
         return calls[0].func, [list(column) for column in zip(*(call.args for call in calls), strict=True)]
     return operator.call, [list(calls)]
 
 
 def _keys(calls: Sequence[Call]) -> list[str]:
-    """Names for Dask's dashboard that are the function's, and unique."""
+    """Unique task names that start with the function's name, for Dask's dashboard."""
     from dask.utils import funcname
 
     batch = uuid4().hex

@@ -1,6 +1,6 @@
-"""What Dask needs to run: a spec → the scheduler, the workers, their arguments, ports and environment. Pure.
+"""Dask's shape: spec → scheduler and workers with arguments, ports and environment. Pure.
 
-The keeper does what Dask's nanny does (start again what died), so workers run without one.
+Oars restarts dead workers as Dask's nanny would, so workers run without a nanny.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
 from oars.engines.dask.scripts import HEAD_PLUGIN, LAUNCH
-from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.model import Group, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # session.py also runs in environments without pydantic
+    from oars.engines.dask.options import DaskOptions
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
-HEAD_PORTS = (Port("client", 8786), Port("dashboard", 8787))
+HEAD_PORTS = (Port("client", 8786), Port("dashboard", 8787, dashboard=True))
 WORKER_PORTS = (Port("http", 8788, on_service=False),)
 HEAD_PROBE, WORKER_PROBE = Probe("dashboard", "/health"), Probe("http", "/health")
-# Read by launch.py: which incarnation a worker shall say it is, and where it sees that the scheduler is there.
-FOR_LAUNCH = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
-GPU = "GPU"  # the name under which Dask users count graphics processors
+# Read by launch.py: the incarnation that a worker reports, and where it checks that the scheduler is up.
+LAUNCH_ENV = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
+GPU = "GPU"  # Dask's conventional resource name for graphics processors
 
-# Imported once and shared by all members. The dashboard is the greater half of what a scheduler imports.
+# Imported once, in the fork server. The dashboard takes more than half of a scheduler's import time.
 PRELOAD = ("distributed.cli.dask_scheduler", "distributed.cli.dask_worker", "distributed.dashboard.scheduler")
 
-# What the nanny would have set: give freed memory back to the system, and leave threads to Dask.
+# As set by Dask's nanny: return freed memory to the system, and leave threads to Dask.
 NANNY_ENV = {
     "MALLOC_TRIM_THRESHOLD_": "65536",
     "OMP_NUM_THREADS": "1",
@@ -38,7 +39,35 @@ NANNY_ENV = {
 
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 ENCRYPT = "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"
-CONFIG = "DASK_INTERNAL_INHERIT_CONFIG"  # the way in which Dask hands a whole configuration to its own processes
+CONFIG = "DASK_INTERNAL_INHERIT_CONFIG"  # with it Dask passes a whole configuration to its own processes
+
+LOG_PATTERNS = (
+    LogPattern(
+        "Mismatched versions",
+        "its versions differ from those of the head",
+        "Use the same image for the head, all workers and the driver, and the same versions in the client.",
+        "VersionMismatch",
+        r"(?m)^\|\s*(?!Package\b)([\w.-]+)\s*\|\s*([^|\s]+)\s*\|\s*([^|\s]+)\s*\|",
+        "{0}: head {2}, here {1}",
+    ),
+    LogPattern(
+        "(?i)handshake fail|certificate verify failed",
+        "the head rejected it: it was started for another head or certificate",
+        "Oars replaces it together with the head. If this goes on, recreate the cluster.",
+    ),
+)
+
+
+def options_model() -> type[DaskOptions]:
+    from oars.engines.dask.options import DaskOptions
+
+    return DaskOptions
+
+
+def _options(spec: ClusterSpec) -> DaskOptions:
+    from oars.spec.options import parse_options
+
+    return parse_options(options_model(), spec)
 
 
 def needs(spec: ClusterSpec) -> Needs:
@@ -50,30 +79,30 @@ def needs(spec: ClusterSpec) -> Needs:
 
 
 def check(spec: ClusterSpec) -> None:
-    """Raise SpecError for what Dask cannot do."""
-    _check_config(spec)
+    """Raise SpecError for what Dask does not support."""
+    _check_config(_options(spec).config)
     for group in spec.workers:
         where = f"workers[{group.name}]"
         if group.labels:
             raise SpecError(f"{where}.labels: Dask does not schedule on labels.", "Use resources instead.")
         if GPU in group.resources and group.gpu:
-            raise SpecError(f"{where}.resources: {GPU} is what gpu says already.", "Use the one or the other.")
+            raise SpecError(f"{where}.resources: {GPU} duplicates gpu.", "Remove one of them.")
 
 
-def _check_config(spec: ClusterSpec) -> None:
+def _check_config(config: Mapping[str, Any]) -> None:
     try:
-        json.dumps(spec.dask.config, allow_nan=False)
+        json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise SpecError(f"dask.config: {error}.", "Use texts, numbers, true, false, lists and maps.") from error
+        raise SpecError(f"dask.config: {error}.", "Use strings, numbers, true, false, lists and mappings.") from error
     for name in ("distributed", "array", "dataframe"):
-        if not isinstance(spec.dask.config.get(name, {}), dict):
-            raise SpecError(f"dask.config.{name} is not a map.", "Write it as in dask.yaml.")
-    scheduler = spec.dask.config.get("distributed", {}).get("scheduler")
+        if not isinstance(config.get(name, {}), dict):
+            raise SpecError(f"dask.config.{name} is not a mapping.", "Write it as in dask.yaml.")
+    scheduler = config.get("distributed", {}).get("scheduler")
     if not isinstance(scheduler, dict | None):
-        raise SpecError("dask.config.distributed.scheduler is not a map.", "Write it as in dask.yaml.")
+        raise SpecError("dask.config.distributed.scheduler is not a mapping.", "Write it as in dask.yaml.")
     preload = (scheduler or {}).get("preload")
     if not isinstance(preload, str | list | None):
-        raise SpecError("dask.config.distributed.scheduler.preload is not a list.", "Name modules or files in a list.")
+        raise SpecError("dask.config.distributed.scheduler.preload is not a list.", "Write a list of modules or files.")
 
 
 def shape(spec: ClusterSpec) -> Shape:
@@ -81,17 +110,18 @@ def shape(spec: ClusterSpec) -> Shape:
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
         endpoints={"client": _address(spec), "dashboard": "http://$(head.host):$(head.dashboard)/status"},
-        secrets=("tls",) if _encrypted(spec) else (),
+        secrets=("tls",) if _is_encrypted(spec) else (),
         image="ghcr.io/dask/dask:2026.8.0-py3.11",
         needs_helper=True,
         driver_env=_client_env(spec),
+        log_patterns=LOG_PATTERNS,
     )
 
 
 def _head(spec: ClusterSpec) -> Group:
     arguments = (
         "scheduler",
-        "--protocol", spec.dask.protocol,
+        "--protocol", _options(spec).protocol,
         "--host", "$(bind)",
         "--port", "$(port.client)",
         "--dashboard-address", "$(bind):$(port.dashboard)",
@@ -108,10 +138,10 @@ def _head(spec: ClusterSpec) -> Group:
 
 
 def _preloads(spec: ClusterSpec) -> Iterator[str]:
-    """With a preload on the command line Dask forgets those of the configuration."""
-    scheduler = spec.dask.config.get("distributed", {}).get("scheduler") or {}
-    named = scheduler.get("preload") or []
-    for name in [named] if isinstance(named, str) else named:
+    """Preloads of the configuration: Dask ignores them if the command line has one."""
+    scheduler = _options(spec).config.get("distributed", {}).get("scheduler") or {}
+    preload = scheduler.get("preload") or []
+    for name in [preload] if isinstance(preload, str) else preload:
         yield from ("--preload", str(name))
 
 
@@ -126,7 +156,7 @@ def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
 
 
 def _worker_arguments(spec: ClusterSpec, group: WorkerGroup) -> Iterator[str]:
-    """Its other port is chosen by the system: only the scheduler must know it, and the worker tells it."""
+    """The system chooses the worker's main port; only the scheduler needs it, and learns it from the worker."""
     yield from ("worker", _address(spec), "--no-nanny", "--name", "$(member)", "--host", "$(host)")
     yield from ("--dashboard-address", "$(bind):$(port.http)", "--no-dashboard", "--local-directory", "$(dir)")
     yield from ("--nthreads", str(max(1, math.ceil(group.cpu))))
@@ -145,34 +175,34 @@ def _process(
 ) -> Process:
     return Process(
         argv=("dask", *arguments),
-        env={**NANNY_ENV, **_client_env(spec), **spec.env, **env, **FOR_LAUNCH},
+        env={**NANNY_ENV, **_client_env(spec), **spec.env, **env, **LAUNCH_ENV},
         ports=ports,
         files={"launch.py": LAUNCH, **files},
         entry="$(file.launch.py)",
         preload=PRELOAD,
-        late_env=tuple(FOR_LAUNCH),
+        late_env=tuple(LAUNCH_ENV),
         stop=Stop("TERM", 5.0),
         probe=WORKER_PROBE if ports is WORKER_PORTS else HEAD_PROBE,
     )
 
 
 def _client_env(spec: ClusterSpec) -> dict[str, str]:
-    """`distributed.Client()` finds the cluster, in a driver and in a task. What is switched off is said as well: the
-    environment may have come from a script that is the driver of another cluster."""
-    env = {"DASK_SCHEDULER_ADDRESS": _address(spec), ENCRYPT: str(_encrypted(spec))}
-    if _encrypted(spec):
+    """Lets `distributed.Client()` find the cluster, in a driver and in a task. Sets what is switched off too: the
+    environment may be inherited from a driver of another cluster."""
+    env = {"DASK_SCHEDULER_ADDRESS": _address(spec), ENCRYPT: str(_is_encrypted(spec))}
+    if _is_encrypted(spec):
         env[f"{TLS}CA_FILE"] = "$(secret.ca.pem)"
         for role in ("SCHEDULER", "WORKER", "CLIENT"):
             env[f"{TLS}{role}__CERT"] = "$(secret.cert.pem)"
             env[f"{TLS}{role}__KEY"] = "$(secret.key.pem)"
-    if spec.dask.config:
-        env[CONFIG] = base64.urlsafe_b64encode(json.dumps(spec.dask.config).encode()).decode()
+    if config := _options(spec).config:
+        env[CONFIG] = base64.urlsafe_b64encode(json.dumps(config).encode()).decode()
     return env
 
 
 def _address(spec: ClusterSpec) -> str:
-    return f"{spec.dask.protocol}://$(head.host):$(head.client)"
+    return f"{_options(spec).protocol}://$(head.host):$(head.client)"
 
 
-def _encrypted(spec: ClusterSpec) -> bool:
-    return spec.dask.protocol == "tls"
+def _is_encrypted(spec: ClusterSpec) -> bool:
+    return _options(spec).protocol == "tls"

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from oars.engines.base import Engine
+from oars.engines.base import Engine, Shell
 from oars.engines.mars import live, shape
 from oars.engines.packaged import PackagedEngine
 
-engine: Engine = PackagedEngine("mars", "oars.engines.mars.session", shape, live)
+CONNECT = """
+import os
+if os.environ['OARS_MARS_DISTRIBUTION'] == 'pymars':
+    from mars.deploy.oscar.session import new_session
+else:
+    import xorbits
+    from xorbits._mars.deploy.oscar.session import new_session
+client = new_session(os.environ['OARS_ADDRESS'], default=True)
+"""
+
+engine: Engine = PackagedEngine(
+    "mars",
+    "oars.engines.mars.session",
+    shape,
+    live,
+    Shell(CONNECT, "`client` is a connected Mars session, and the default one."),
+    {"distribution": "the two distributions cannot communicate with each other"},
+)

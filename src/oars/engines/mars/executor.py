@@ -1,5 +1,5 @@
-"""concurrent.futures on Mars. Calls travel in parcels, each one task of Mars: alone while they are long or few, many
-together once they prove short, because a task costs Mars tens of milliseconds whatever it does."""
+"""concurrent.futures on Mars. Calls are sent in batches, each one task of Mars. A batch has one call while calls are
+long or few, and many once calls turn out to be short: a task costs Mars tens of milliseconds whatever it does."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from typing import Any, NamedTuple
 
 from oars.base.errors import ClusterLost
 
-PARCEL_SECONDS = 0.25  # how much work a parcel should hold; one that turns out to hold four times as much comes back
-PARCEL_CALLS = 2000
-TASK_SECONDS = 0.05  # what a task costs Mars at least: less work than this is not worth sharing
-MOST_PARCELS = 64  # at a time
-REFRESH_SECONDS = 5.0  # how often the number of processors is asked for
-WORKER_SECONDS = 60.0  # how long a call waits for a worker to be there
-NOT_RUN = ("NoMatchingSlots", "NoAvailableBand")
+BATCH_SECONDS = 0.25  # target duration of a batch; one that takes four times as long returns its remaining calls
+BATCH_CALLS = 2000
+TASK_SECONDS = 0.05  # minimal cost of a Mars task; shorter batches are not worth it
+MAX_BATCHES = 64  # in flight
+REFRESH_SECONDS = 5.0  # between two requests for the list of workers
+WORKER_SECONDS = 60.0  # for which a call waits for a worker
+NOT_RUN = ("NoMatchingSlots", "NoAvailableBand")  # errors that Mars raises before it runs anything
 
 
 @dataclass(frozen=True)
 class Call:
-    """One submitted call and its promise. `again`: it was sent once, but came back untouched."""
+    """One submitted call and its future. `returned`: it was sent once, but a batch had no time to run it."""
 
     future: Future[Any]
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    again: bool = False
+    returned: bool = False
 
     @property
     def kind(self) -> object:
-        """Calls of one kind are expected to take equally long."""
+        """Calls of one kind are assumed to take equally long."""
         return getattr(self.function, "__qualname__", None) or type(self.function)
 
     def begin(self) -> bool:
-        return self.again or self.future.set_running_or_notify_cancel()
+        return self.returned or self.future.set_running_or_notify_cancel()
 
 
 class RemoteTraceback(Exception):
-    """Where it happened: shown by Python above the error itself."""
+    """The worker's traceback, which Python shows above the exception itself."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,41 +57,41 @@ class RemoteTraceback(Exception):
 
 
 class Worker(NamedTuple):
-    """A worker that Mars would give work to: its processors, and when it last spoke by the supervisor's clock."""
+    """A worker in service: its processors, and the time of its last report by the supervisor's clock."""
 
     slots: float
-    spoke: float
+    last_report: float
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What an executor works with: a Mars session of its own, mars.remote.spawn, and the session's fate."""
+class MarsSession:
+    """The executor's own Mars session, and the calls it needs."""
 
-    name: str  # of the cluster
-    session: Any
+    cluster: str
+    client: Any  # Mars' session object
     spawn: Callable[..., Any]
     workers: Callable[[], Mapping[str, Worker]]  # by address; raises OSError
-    alive: Callable[[], bool]  # whether the cluster still knows the session
+    is_alive: Callable[[], bool]  # whether the cluster still knows the session
     close: Callable[[], None]
-    renew: Callable[[], Desk]  # the same with a new session; raises ClusterLost
+    renew: Callable[[], MarsSession]  # open a new session; raises ClusterLost
 
 
 class MarsExecutor(Executor):
-    """Sends calls, hands out answers; every call ends, if only with ClusterLost."""
+    """Sends calls and sets the results of their futures. Every future completes, if only with ClusterLost."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._lost = False  # the desk's session is gone
+    def __init__(self, session: MarsSession) -> None:
+        self._session = session
+        self._lost = False  # the session is gone
         self._lock = threading.RLock()
         self._idle = threading.Condition(self._lock)
         self._queue: deque[Call] = deque()
         self._active = 0
         self._shut = False
         self._closed = False
-        self._paces: dict[object, float] = {}  # seconds a call takes, lately, by kind
+        self._paces: dict[object, float] = {}  # recent seconds per call, by kind
         self._workers: Mapping[str, Worker] = {}
-        self._workers_asked = -math.inf
-        self._suspects: dict[str, float] = {}  # failed a call, and when they had last spoken then
+        self._workers_updated = -math.inf
+        self._suspects: dict[str, float] = {}  # workers that failed a call → their last report at that time
         self._loads: Counter[str] = Counter()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -100,7 +100,7 @@ class MarsExecutor(Executor):
             if self._shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._queue.append(Call(future, fn, args, kwargs))
-        self._hire()
+        self._spawn_threads()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -118,70 +118,70 @@ class MarsExecutor(Executor):
         self._end_session()
 
     def _end_session(self) -> None:
-        """The last one out closes the door."""
+        """Close the session after shutdown, when the last thread has ended."""
         with self._lock:
             if self._active or not self._shut or self._closed:
                 return
             self._closed = True
-        self._desk.close()
+        self._session.close()
 
-    def _width(self) -> int:
-        """How many parcels may be under way: enough that no processor waits for the next one."""
-        return min(MOST_PARCELS, max(1, math.ceil(2 * sum(w.slots for w in self._workers.values()))))
+    def _max_in_flight(self) -> int:
+        """Maximum number of batches in flight: enough that no processor waits for the next one."""
+        return min(MAX_BATCHES, max(1, math.ceil(2 * sum(w.slots for w in self._workers.values()))))
 
-    def _hire(self) -> None:
-        """As many threads as there can be parcels."""
+    def _spawn_threads(self) -> None:
+        """Start threads for queued calls, up to the number of batches in flight."""
         with self._lock:
-            new = max(0, min(self._width() - self._active, len(self._queue)))
+            new = max(0, min(self._max_in_flight() - self._active, len(self._queue)))
             self._active += new
         for _ in range(new):
             threading.Thread(target=self._work, name="oars-mars", daemon=True).start()
 
     def _work(self) -> None:
-        self._meet_workers()
-        self._hire()
-        while parcel := self._take():
-            self._perform(parcel)
-            self._meet_workers()
+        self._refresh_workers()
+        self._spawn_threads()
+        while batch := self._take():
+            self._perform(batch)
+            self._refresh_workers()
         with self._idle:
             self._idle.notify_all()
         self._end_session()
 
-    def _meet_workers(self) -> None:
-        """Now and then: who is there to work."""
-        if time.monotonic() - self._workers_asked > REFRESH_SECONDS:
-            with contextlib.suppress(OSError):  # the next parcel will tell
-                self._ask_for_workers(self._desk)
+    def _refresh_workers(self) -> None:
+        """Update the list of workers if it is old."""
+        if time.monotonic() - self._workers_updated > REFRESH_SECONDS:
+            with contextlib.suppress(OSError):  # sending the next batch reports it
+                self._update_workers(self._session)
 
-    def _ask_for_workers(self, desk: Desk) -> None:
-        """Mars goes on to name one that has died for a second or two. One that failed a call must speak again first."""
-        self._workers_asked = time.monotonic()
-        found = desk.workers()
+    def _update_workers(self, session: MarsSession) -> None:
+        """Mars lists a dead worker for a second or two, so one that failed a call must report again to be used."""
+        self._workers_updated = time.monotonic()
+        found = session.workers()
         with self._lock:
-            for name, spoke in list(self._suspects.items()):
-                if name in found and found[name].spoke > spoke:
+            for name, last_report in list(self._suspects.items()):
+                if name in found and found[name].last_report > last_report:
                     del self._suspects[name]
             self._workers = {name: worker for name, worker in found.items() if name not in self._suspects}
 
-    def _suspect(self, name: str, desk: Desk) -> None:
-        with contextlib.suppress(OSError):  # the head is gone as well, which is found out next
-            worker = desk.workers().get(name)
+    def _suspect(self, name: str, session: MarsSession) -> None:
+        with contextlib.suppress(OSError):  # the head is gone too, which the next call notices
+            worker = session.workers().get(name)
             with self._lock:
-                self._suspects[name] = worker.spoke if worker is not None else 0.0
-                self._workers_asked = -math.inf
+                self._suspects[name] = worker.last_report if worker is not None else 0.0
+                self._workers_updated = -math.inf
                 self._workers = {other: worker for other, worker in self._workers.items() if other != name}
 
     @contextlib.contextmanager
-    def _seat(self, desk: Desk) -> Iterator[str]:
-        """The worker with the least to do. Mars itself would send everything that comes alone to the same one."""
+    def _slot(self, session: MarsSession) -> Iterator[str]:
+        """Reserve the least loaded worker. Mars itself sends all single tasks to the same one."""
         deadline = time.monotonic() + WORKER_SECONDS
         while (name := self._least_loaded()) is None:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no worker within {WORKER_SECONDS:.0f} s")
+                raise TimeoutError(f"timed out after {WORKER_SECONDS:.0f} s waiting for a worker")
             try:
-                self._ask_for_workers(desk)
-            except OSError:  # Mars may stumble over a worker that has just died; nothing has been sent yet
-                if not desk.alive():
+                self._update_workers(session)
+            except OSError:  # Mars may fail on a worker that has just died; nothing has been sent yet
+                if not session.is_alive():
                     raise
             time.sleep(0 if self._workers else 0.2)
         try:
@@ -198,115 +198,114 @@ class MarsExecutor(Executor):
             return name
 
     def _take(self) -> list[Call]:
-        """The next calls to send, all of one kind; none: this thread is done."""
+        """The next calls to send, all of one kind; an empty list ends this thread."""
         with self._lock:
-            parcel: list[Call] = []
-            while self._queue and (not parcel or self._fits(parcel)):
+            batch: list[Call] = []
+            while self._queue and (not batch or self._fits(batch)):
                 call = self._queue.popleft()
                 if call.begin():
-                    parcel.append(call)
-            if not parcel:
+                    batch.append(call)
+            if not batch:
                 self._active -= 1
-            return parcel
+            return batch
 
-    def _fits(self, parcel: list[Call]) -> bool:
-        """Whether the next call may travel with these: it is of their kind, and they leave enough for the others."""
-        kind = parcel[0].kind
-        pace = max(self._paces.get(kind, PARCEL_SECONDS), 1e-6)
-        share = math.ceil((len(self._queue) + len(parcel)) / self._width())
-        room = min(PARCEL_SECONDS / pace, max(share, TASK_SECONDS / pace), PARCEL_CALLS)
-        return len(parcel) < room and self._queue[0].kind == kind
+    def _fits(self, batch: list[Call]) -> bool:
+        """True if the next call may join the batch: it is of the same kind, and enough is left for other workers."""
+        kind = batch[0].kind
+        pace = max(self._paces.get(kind, BATCH_SECONDS), 1e-6)
+        share = math.ceil((len(self._queue) + len(batch)) / self._max_in_flight())
+        room = min(BATCH_SECONDS / pace, max(share, TASK_SECONDS / pace), BATCH_CALLS)
+        return len(batch) < room and self._queue[0].kind == kind
 
-    def _perform(self, parcel: list[Call]) -> None:
+    def _perform(self, batch: list[Call]) -> None:
         try:
-            payload = _pack(parcel)
-        except Exception as error:  # noqa: BLE001 (whatever pickling may raise belongs to the call)
-            self._perform_apart(parcel, error)
+            payload = _pack(batch)
+        except Exception as error:  # noqa: BLE001 (any pickling error belongs to the call)
+            self._perform_singly(batch, error)
             return
-        desk = self._desk
+        session = self._session
         try:
-            desk = self._open_desk()
-            answers, seconds = pickle.loads(self._send(payload, desk))
-        except Exception as error:  # noqa: BLE001 (whatever Mars raises is told to everyone who waits)
-            self._fail(parcel, desk, error)
+            session = self._open_session()
+            answers, seconds = pickle.loads(self._send(payload, session))
+        except Exception as error:  # noqa: BLE001 (any error of Mars fails the futures)
+            self._fail(batch, session, error)
             return
-        self._learn(parcel, len(answers), seconds)
-        for call, answer in zip(parcel, answers, strict=False):
+        self._learn(batch, len(answers), seconds)
+        for call, answer in zip(batch, answers, strict=False):
             _settle(call.future, answer)
 
-    def _perform_apart(self, parcel: list[Call], error: Exception) -> None:
-        """One of them cannot be sent; it must not take the others with it."""
-        if len(parcel) == 1:
-            parcel[0].future.set_exception(error)
+    def _perform_singly(self, batch: list[Call], error: Exception) -> None:
+        """Send calls one by one because one of them cannot be pickled."""
+        if len(batch) == 1:
+            batch[0].future.set_exception(error)
             return
-        for call in parcel:
+        for call in batch:
             self._perform([call])
 
-    def _learn(self, parcel: list[Call], answered: int, seconds: float) -> None:
-        """How long calls of this kind take; and those that the parcel had no time for are next."""
-        kind, pace = parcel[0].kind, seconds / answered
+    def _learn(self, batch: list[Call], answered: int, seconds: float) -> None:
+        """Update the duration of this kind of calls, and queue the calls that the batch had no time for."""
+        kind, pace = batch[0].kind, seconds / answered
         with self._lock:
             self._paces[kind] = 0.5 * (self._paces.get(kind, pace) + pace)
-            self._queue.extendleft(replace(call, again=True) for call in reversed(parcel[answered:]))
-        self._hire()
+            self._queue.extendleft(replace(call, returned=True) for call in reversed(batch[answered:]))
+        self._spawn_threads()
 
-    def _open_desk(self) -> Desk:
-        """The desk, or a new one when the session is gone: the cluster may need a moment to be back."""
+    def _open_session(self) -> MarsSession:
+        """The session, or a new one if it is gone. Waits for the cluster to come back."""
         deadline = time.monotonic() + WORKER_SECONDS
         while True:
             with self._lock:
                 if not self._lost:
-                    return self._desk
+                    return self._session
                 try:
-                    self._desk, self._lost = self._desk.renew(), False
-                    self._workers, self._workers_asked = {}, -math.inf
+                    self._session, self._lost = self._session.renew(), False
+                    self._workers, self._workers_updated = {}, -math.inf
                     self._suspects.clear()
                 except ClusterLost:
                     if time.monotonic() > deadline:
                         raise
             time.sleep(0.2)
 
-    def _send(self, payload: bytes, desk: Desk) -> bytes:
+    def _send(self, payload: bytes, session: MarsSession) -> bytes:
         deadline = time.monotonic() + WORKER_SECONDS
         while True:
-            with self._seat(desk) as name:
+            with self._slot(session) as name:
                 try:
-                    return _run_at(desk, name, payload)
+                    return _run_at(session, name, payload)
                 except Exception as error:
-                    self._suspect(name, desk)
-                    # Mars says these before it runs anything: the call can be sent again.
+                    self._suspect(name, session)
                     if type(error).__name__ not in NOT_RUN or time.monotonic() > deadline:
                         raise
 
-    def _fail(self, parcel: list[Call], desk: Desk, error: Exception) -> None:
-        """A call that was sent is never sent again: it may have run. Without the session nothing else can run."""
-        gone = not desk.alive()
-        lost = _explain(error, desk.name if gone else "")
+    def _fail(self, batch: list[Call], session: MarsSession, error: Exception) -> None:
+        """Fail the batch; its calls may have run, so they are not sent again. Without a session, fail all calls."""
+        gone = not session.is_alive()
+        lost = _explain(error, session.cluster if gone else "")
         rest: list[Call] = []
         with self._lock:
-            if gone and desk is self._desk:
+            if gone and session is self._session:
                 self._lost = True
                 rest = [call for call in self._queue if call.begin()]
                 self._queue.clear()
-        for call in parcel + rest:
+        for call in batch + rest:
             call.future.set_exception(lost)
 
 
-def _run_at(desk: Desk, worker: str, payload: bytes) -> bytes:
-    # The random name keeps Mars from taking two equal calls for one.
-    remote = desk.spawn(_runner(), args=(payload, uuid.uuid4().hex, 4 * PARCEL_SECONDS), expect_worker=worker)
-    desk.session.execute(remote, show_progress=False)
-    return bytes(desk.session.fetch(remote))
+def _run_at(session: MarsSession, worker: str, payload: bytes) -> bytes:
+    # The random name keeps Mars from merging two equal calls.
+    remote = session.spawn(_runner(), args=(payload, uuid.uuid4().hex, 4 * BATCH_SECONDS), expect_worker=worker)
+    session.client.execute(remote, show_progress=False)
+    return bytes(session.client.fetch(remote))
 
 
 def _explain(error: Exception, gone: str) -> ClusterLost:
     text = f"{type(error).__name__}: {error}"
     if gone:
-        message = f"The Mars cluster {gone!r} went away while calls were running: {text}."
-        hint = "It comes back by itself at the same address; submit the calls again then."
+        message = f"The supervisor of the Mars cluster {gone!r} was lost while calls were running: {text}."
+        hint = "Oars restarts it at the same address. Submit the calls again."
     else:
         message = f"Mars could not finish a call: {text}."
-        hint = "A worker may have been lost while it ran; it is being replaced. Submit the call again."
+        hint = "A worker may have died; Oars replaces it. Submit the call again."
     lost = ClusterLost(message, hint)
     lost.__cause__ = error
     return lost
@@ -314,7 +313,7 @@ def _explain(error: Exception, gone: str) -> ClusterLost:
 
 def _runner() -> Callable[[bytes, str, float], bytes]:
     def run(payload: bytes, name: str, limit: float) -> bytes:
-        """Runs in the cluster. Being local to a function, it is sent as code: Oars is not installed there."""
+        """Runs in the cluster. It is a local function so that it is pickled by value: Oars is not installed there."""
         import pickle
         import time
         import traceback
@@ -324,38 +323,38 @@ def _runner() -> Callable[[bytes, str, float], bytes]:
         def call(function: Any, args: Any, kwargs: Any) -> tuple[bool, bytes]:
             try:
                 return True, cloudpickle.dumps(function(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 (told to the caller, whatever it is)
+            except BaseException as error:  # noqa: BLE001 (returned to the caller)
                 text = traceback.format_exc()
                 try:
                     return False, cloudpickle.dumps((error, text))
                 except Exception:  # noqa: BLE001
                     return False, cloudpickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
 
-        begin = time.perf_counter()
+        start = time.perf_counter()
         answers: list[tuple[bool, bytes]] = []
         for item in pickle.loads(payload):
             answers.append(call(*item))
-            if time.perf_counter() - begin > limit:
-                break  # the others can have the rest
-        return cloudpickle.dumps((answers, time.perf_counter() - begin))  # type: ignore[no-any-return]
+            if time.perf_counter() - start > limit:
+                break  # other workers can run the rest
+        return cloudpickle.dumps((answers, time.perf_counter() - start))  # type: ignore[no-any-return]
 
     return run
 
 
-def _pack(parcel: list[Call]) -> bytes:
+def _pack(batch: list[Call]) -> bytes:
     import cloudpickle
 
-    return bytes(cloudpickle.dumps([(call.function, call.args, call.kwargs) for call in parcel]))
+    return bytes(cloudpickle.dumps([(call.function, call.args, call.kwargs) for call in batch]))
 
 
 def _settle(future: Future[Any], answer: tuple[bool, bytes]) -> None:
-    good, data = answer
+    succeeded, data = answer
     try:
         value = pickle.loads(data)
-    except Exception as error:  # noqa: BLE001 (a class that exists only over there, or one that cannot be rebuilt)
+    except Exception as error:  # noqa: BLE001 (a class that exists only there, or cannot be unpickled)
         future.set_exception(error)
         return
-    if good:
+    if succeeded:
         future.set_result(value)
         return
     raised, text = value

@@ -1,14 +1,16 @@
-"""Pages that Oars adds to the supervisor's web server: who is there, and who is to leave. Loaded by launch.py in the
-supervisor's process: standard library and Mars only, nothing of Oars.
+"""Adds handlers for the control plane to the supervisor's web server. launch.py loads it into the supervisor: stdlib
+and Mars only.
 
-    GET  /api/oars/nodes                                         who is there, a few bytes each
-    POST /api/oars/nodes   {"STOPPED": {address: who}, …}        set the status of those that are who we think they are
-    POST /api/oars/leave   {"workers": […], "force": bool}       → {address: what it waits for; "" when it may go}
+    GET  /api/oars/nodes                                               → {address: {"identity": …, "status": …, …}}
+    POST /api/oars/nodes  {"current": [identity], "silent_seconds": s}    correct the status of nodes
+    POST /api/oars/drain  {"workers": […], "seconds": s, "force": bool}   → {address: "" (drained) | what it waits for}
 
-Mars has the parts of a drain (its autoscaler, which no deployment of Mars' own can use) but moves data under running
-tasks, which then miss it. So a worker leaves in this order: it gets no new work; what runs on it ends; tasks that began
-before and may need what it holds end; what is left (results that sessions keep) is copied to others, with all that Mars
-knows of it; readers that still come to it finish.
+The identity of a node is "member:incarnation".
+
+Mars' own drain (in its autoscaler, which none of its deployments uses) moves data that running tasks need, and they
+fail. So a worker is drained in this order: it gets no new work; its subtasks end; older tasks that may need its data
+end; the remaining data (results that sessions keep) is copied to other workers together with its metadata; pending
+reads finish. A worker that is not drained when its time is up goes back to work; the next request starts again.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from typing import Any
 from tornado.web import RequestHandler
 
 MARS = "xorbits._mars" if "xorbits" in sys.modules else "mars"
-FORGOTTEN = 10.0  # seconds after which a worker that nobody asks to leave any more goes back to work
-RELEASED = 120.0  # the same for one that was told it may go: whoever asked will end it
-SLACK = 1.0  # seconds for which a task that has just begun may still have been planned with the worker
-READ_SECONDS = 3.0  # how long the data of a worker that is otherwise free to go stay, for those who still read them
+CANCEL_SECONDS = 10.0  # without a drain request, after which a worker goes back to work
+REMOVE_SECONDS = 120.0  # the same for a drained worker, which the control plane should have ended
+PLAN_SECONDS = 1.0  # for which a task that has just started may still have been planned with the worker
+READ_SECONDS = 3.0  # for which a drained worker keeps its data for pending reads
 
 
 def mars(module: str) -> Any:
-    return importlib.import_module(f"{MARS}.{module}")  # noqa: TID251 (a script of its own, not part of the package)
+    return importlib.import_module(f"{MARS}.{module}")  # noqa: TID251 (a standalone script)
 
 
 async def api(name: str, *arguments: Any) -> Any:
@@ -43,7 +45,7 @@ async def api(name: str, *arguments: Any) -> Any:
     return await getattr(mars(f"services.{module}"), cls).create(*arguments)
 
 
-class Page(RequestHandler):
+class Handler(RequestHandler):
     def initialize(self, supervisor_addr: str) -> None:
         self.address = supervisor_addr
 
@@ -51,37 +53,40 @@ class Page(RequestHandler):
         return json.loads(self.request.body)
 
 
-class Nodes(Page):
+class Nodes(Handler):
     async def get(self) -> None:
-        await take_back(self.address)
         infos = await node_infos(self.address)
         used = {address for address, _ in await (await resources(self.address)).get_used_resources()}
         self.write(json.dumps({address: describe(address, info, address in used) for address, info in infos.items()}))
 
     async def post(self) -> None:
-        infos = await node_infos(self.address)
-        for status, wanted in self.body().items():
-            for address, who in wanted.items():
-                if address in infos and who_is(infos[address]) == who:
-                    await set_status(self.address, address, status, who)
+        await cancel_abandoned_drains(self.address)
+        request = self.body()
+        for address, info in (await node_infos(self.address)).items():
+            is_stopped = info["status"].name == "STOPPED"
+            is_running = identity(info) in request["current"] and age(info) < request["silent_seconds"]
+            if is_running == is_stopped:
+                await set_status(self.address, address, "READY" if is_running else "STOPPED", identity(info))
         self.write("{}")
 
 
-class Leave(Page):
+class Drain(Handler):
     async def post(self) -> None:
         request = self.body()
         infos = await node_infos(self.address)
         known = [worker for worker in request["workers"] if worker in infos]
-        for worker in known:  # all of them first, lest one hand its data to the next
-            await stop_work(self.address, worker, infos[worker])
-        steps = [] if request["force"] else [go_on(self.address, worker) for worker in known]
-        await asyncio.gather(*steps)
-        self.write(json.dumps({worker: "" if request["force"] else LEAVING[worker].waits_for for worker in known}))
+        for worker in known:  # all of them first, or one would move its data to another
+            await stop_work(self.address, worker, infos[worker], request["seconds"])
+        if request["force"]:
+            self.write(json.dumps(dict.fromkeys(known, "")))
+            return
+        waits_for = await asyncio.gather(*(continue_drain(self.address, worker) for worker in known))
+        self.write(json.dumps({worker: waits_for[number] for number, worker in enumerate(known)}))
 
 
-# nodes
+# Nodes.
 
-WORKED: dict[str, tuple[str | None, float]] = {}  # address → who was there, and when we last saw it work
+LAST_BUSY: dict[str, tuple[str | None, float]] = {}  # address → identity, and when it was last seen busy
 
 
 async def node_infos(supervisor: str) -> dict[str, Any]:
@@ -90,22 +95,26 @@ async def node_infos(supervisor: str) -> dict[str, Any]:
     return dict(infos)
 
 
-def describe(address: str, info: dict[str, Any], works: bool) -> dict[str, Any]:
+def describe(address: str, info: dict[str, Any], is_busy: bool) -> dict[str, Any]:
     now = time.time()
-    who = who_is(info)
-    if works or WORKED.get(address, (None, 0.0))[0] != who:
-        WORKED[address] = (who, now)
+    if is_busy or LAST_BUSY.get(address, (None, 0.0))[0] != identity(info):
+        LAST_BUSY[address] = (identity(info), now)
     return {
-        "who": who,
+        "identity": identity(info),
         "status": info["status"].name,
-        "age": max(0.0, now - info["update_time"]),
-        "idle": max(0.0, now - WORKED[address][1]),
+        "age": age(info),
+        "idle": max(0.0, now - LAST_BUSY[address][1]),
         "held": held(info),
     }
 
 
-def who_is(info: dict[str, Any]) -> str:
-    """launch.py puts it into the command line, which every node tells."""
+def age(info: dict[str, Any]) -> float:
+    """Seconds since the node's last report."""
+    return max(0.0, time.time() - float(info["update_time"]))
+
+
+def identity(info: dict[str, Any]) -> str:
+    """From the command line, which every node reports; launch.py puts it there."""
     command = info["env"].get("command_line", [])
     return str(command[1]) if len(command) > 1 else ""
 
@@ -115,54 +124,58 @@ def held(info: dict[str, Any]) -> int:
     return sum(int(level["size_used"] or 0) for band in bands for level in band.values())
 
 
-async def set_status(supervisor: str, node: str, status: str, who: str) -> None:
+async def set_status(supervisor: str, node: str, status: str, node_identity: str) -> None:
     cluster = await api("cluster.ClusterAPI", supervisor)
     roles = mars("services.core").NodeRole
-    role = roles.SUPERVISOR if who.startswith("head:") else roles.WORKER
+    role = roles.SUPERVISOR if node_identity.startswith("head:") else roles.WORKER
     await cluster.set_node_status(node, role, mars("services.cluster.core").NodeStatus[status])
 
 
-# leaving
+# Draining.
 
 
 @dataclass
-class Leaving:
-    """A worker that was asked to go."""
+class Draining:
+    """The drain of one worker."""
 
+    identity: str
     since: float
-    asked: float
-    who: str
-    waits_for: str = "what it holds to be looked through"
+    requested: float  # time of the last request
+    deadline: float
+    waits_for: str = "its data to be inspected"
     moved: float = 0.0
     step: asyncio.Task[str] | None = field(default=None, repr=False)
 
 
-LEAVING: dict[str, Leaving] = {}
+DRAINING: dict[str, Draining] = {}
 LOCKS: dict[str, asyncio.Lock] = {}
 
 
-async def stop_work(supervisor: str, worker: str, info: dict[str, Any]) -> None:
-    """It gets no new work from now on."""
+async def stop_work(supervisor: str, worker: str, info: dict[str, Any], seconds: float) -> None:
+    """Give the worker no new work."""
     now = time.time()
-    who = who_is(info)
-    if worker not in LEAVING or LEAVING[worker].who != who:
-        LEAVING[worker] = Leaving(now, now, who)
-    LEAVING[worker].asked = now
+    if worker not in DRAINING or DRAINING[worker].identity != identity(info):
+        DRAINING[worker] = Draining(identity(info), now, now, now + seconds)
+    DRAINING[worker].requested = now
     if info["status"].name == "READY":
-        LEAVING[worker].since = now
-        await set_status(supervisor, worker, "STOPPING", who)
+        DRAINING[worker].since = now
+        await set_status(supervisor, worker, "STOPPING", identity(info))
         await (await resources(supervisor)).refresh_bands()
 
 
-async def go_on(supervisor: str, worker: str) -> None:
-    """Takes it a step further, in the background if that lasts."""
-    leaving = LEAVING[worker]
-    if leaving.step is None:
-        leaving.step = asyncio.ensure_future(empty_alone(supervisor, worker, leaving))
-    await asyncio.wait([leaving.step], timeout=0.5)
-    if leaving.step.done():
-        leaving.waits_for = outcome(leaving.step)
-        leaving.step = None
+async def continue_drain(supervisor: str, worker: str) -> str:
+    """Take the next step, in the background if it takes long. Returns what the worker waits for."""
+    draining = DRAINING[worker]
+    if draining.step is None:
+        draining.step = asyncio.ensure_future(drain_exclusively(supervisor, worker, draining))
+    await asyncio.wait([draining.step], timeout=0.5)
+    if draining.step.done():
+        draining.waits_for = outcome(draining.step)
+        draining.step = None
+        if draining.waits_for and time.time() > draining.deadline:
+            del DRAINING[worker]
+            await put_in_service(supervisor, worker, draining)
+    return draining.waits_for
 
 
 def outcome(step: asyncio.Task[str]) -> str:
@@ -170,60 +183,66 @@ def outcome(step: asyncio.Task[str]) -> str:
     return step.result() if error is None else f"results that could not be moved ({type(error).__name__}: {error})"
 
 
-async def take_back(supervisor: str) -> None:
-    """Whoever wanted a worker gone has changed his mind, if it is still there and nobody asks any more."""
-    for worker, leaving in list(LEAVING.items()):
-        if time.time() - leaving.asked < (FORGOTTEN if leaving.waits_for else RELEASED):
+async def cancel_abandoned_drains(supervisor: str) -> None:
+    """Put workers back in service that still run but are no longer asked to drain."""
+    for worker, draining in list(DRAINING.items()):
+        if time.time() - draining.requested < (CANCEL_SECONDS if draining.waits_for else REMOVE_SECONDS):
             continue
-        del LEAVING[worker]
+        del DRAINING[worker]
         info = (await node_infos(supervisor)).get(worker)
-        if info is None or info["status"].name != "STOPPING" or who_is(info) != leaving.who:
-            continue
-        if info["update_time"] > leaving.asked + FORGOTTEN / 2:
-            await set_status(supervisor, worker, "READY", leaving.who)
+        if info is not None and info["update_time"] > draining.requested + CANCEL_SECONDS / 2:
+            await put_in_service(supervisor, worker, draining)
 
 
-async def empty_alone(supervisor: str, worker: str, leaving: Leaving) -> str:
-    """One at a time: what moves to a worker that is asked to leave a moment later must be seen there."""
-    async with LOCKS.setdefault("moving", asyncio.Lock()):  # made while the loop runs: older Pythons bind it to one
-        return await empty(supervisor, worker, leaving)
+async def put_in_service(supervisor: str, worker: str, draining: Draining) -> None:
+    info = (await node_infos(supervisor)).get(worker)
+    if info is not None and info["status"].name == "STOPPING" and identity(info) == draining.identity:
+        await set_status(supervisor, worker, "READY", draining.identity)
+        await (await resources(supervisor)).refresh_bands()
 
 
-async def empty(supervisor: str, worker: str, leaving: Leaving) -> str:
-    """One try to get it empty; what that waits for."""
+async def drain_exclusively(supervisor: str, worker: str, draining: Draining) -> str:
+    """One worker at a time: data may move to a worker that is asked to drain a moment later."""
+    # Create the lock inside the running loop: older Pythons bind it to one.
+    async with LOCKS.setdefault("moving", asyncio.Lock()):
+        return await drain(supervisor, worker, draining)
+
+
+async def drain(supervisor: str, worker: str, draining: Draining) -> str:
+    """One attempt. Returns what it waits for, or "" if the worker is drained."""
     sessions = [info.session_id for info in await (await api("session.SessionAPI", supervisor)).get_sessions()]
     bands = [(worker, band) for band in (await node_infos(supervisor))[worker]["resource"]]
     for session in sessions:
         queue = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor.gen_uid(session)
-        await (await oscar().actor_ref(queue, address=supervisor)).oars_rescue()
-    if await busy(supervisor, bands):
-        return "work that still runs on it"
-    if not await stores(bands):
+        await (await oscar().actor_ref(queue, address=supervisor)).oars_rebalance()
+    if await is_busy(supervisor, bands):
+        return "its running subtasks"
+    if not await has_data(bands):
         return ""
-    older = await older_tasks(supervisor, sessions, leaving.since + SLACK)
+    older = await older_tasks(supervisor, sessions, draining.since + PLAN_SECONDS)
     if older:
-        return f"{older} running task{'s' if older > 1 else ''} that may need what it holds"
+        return f"{older} running task{'s' if older > 1 else ''} that may need its data"
     for session in sessions:
         chunks = await held_chunks(supervisor, session, bands)
         if chunks:
-            leaving.moved = time.time()
+            draining.moved = time.time()
             waits_for = await move(supervisor, session, chunks)
             if waits_for:
                 return waits_for
-    # Whoever learnt where the data were before they moved may still be reading them.
-    if time.time() - leaving.moved < READ_SECONDS and await busy(supervisor, None):
-        return "the last readers of what it held"
+    # Subtasks that looked up the data before it moved may still read it.
+    if time.time() - draining.moved < READ_SECONDS and await is_busy(supervisor, None):
+        return "pending reads of its data"
     return ""
 
 
-async def busy(supervisor: str, bands: list[tuple[str, str]] | None) -> bool:
-    """Whether anything runs on these bands; None: anywhere."""
+async def is_busy(supervisor: str, bands: list[tuple[str, str]] | None) -> bool:
+    """True if anything runs on these bands; None: anywhere."""
     used = await (await resources(supervisor)).get_used_resources()
     return bool(used) if bands is None else any(band in used for band in bands)
 
 
-async def stores(bands: list[tuple[str, str]]) -> bool:
-    """Whether a worker holds anything at all, also what only a running task knows of."""
+async def has_data(bands: list[tuple[str, str]]) -> bool:
+    """True if the worker stores anything, including data that only a running task knows."""
     manager = mars("services.storage.core").DataManagerActor
     ref = await oscar().actor_ref(manager.default_uid(), address=bands[0][0])
     levels = mars("storage").StorageLevel.__members__.values()
@@ -240,6 +259,7 @@ def oscar() -> Any:
 
 
 async def older_tasks(supervisor: str, sessions: list[str], moment: float) -> int:
+    """Number of unfinished tasks that started before that moment."""
     count = 0
     for session in sessions:
         results = await (await api("task.TaskAPI", session, supervisor)).get_task_results()
@@ -248,31 +268,31 @@ async def older_tasks(supervisor: str, sessions: list[str], moment: float) -> in
 
 
 async def held_chunks(supervisor: str, session: str, bands: list[tuple[str, str]]) -> list[tuple[str, tuple[str, str]]]:
-    """(chunk, band) of all that a session has on these bands."""
+    """(chunk, band) of all data that a session has on these bands."""
     meta = await api("meta.MetaAPI", session, supervisor)
     return [(key, band) for band in bands for key in await meta.get_band_chunks(band)]
 
 
-# moving
+# Moving data.
 
 
 async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str, str]]]) -> str:
-    """Copies what nobody else has, then strikes the worker off the list of those who have it; what that waits for."""
+    """Copy chunks that no other worker has, then delete this worker from their bands. Returns what it waits for."""
     meta = await api("meta.MetaAPI", session, supervisor)
     ready = await (await api("cluster.ClusterAPI", supervisor)).get_all_bands()
-    turns = {name: itertools.cycle([band for band in ready if band[1] == name]) for _, (_, name) in chunks}
+    targets = {name: itertools.cycle([band for band in ready if band[1] == name]) for _, (_, name) in chunks}
     for key, band in chunks:
         known = await meta.get_chunk_meta(key, fields=["bands"], error="ignore")
         if known is None or band not in known["bands"]:
             continue  # freed meanwhile
         holder = next((other for other in known["bands"] if other in ready), None)
         if holder is None:
-            holder = next(turns[band[1]], None)
+            holder = next(targets[band[1]], None)
             if holder is None:
                 return "results that no other worker can take"
             await copy(session, key, band, holder)
             await meta.add_chunk_bands(key, [holder])
-        await copy_description(session, key, band[0], holder[0])
+        await copy_metadata(session, key, band[0], holder[0])
         await meta.remove_chunk_bands(key, [band])
     return ""
 
@@ -283,11 +303,11 @@ async def copy(session: str, key: str, source: tuple[str, str], target: tuple[st
     await storage.unpin(key, error="ignore")
 
 
-async def copy_description(session: str, key: str, source: str, target: str) -> None:
-    """Shape, types and so on, which only the worker that made a chunk knows; Mars asks the first that holds it."""
-    described = await (await worker_meta(session, source)).get_meta(key, error="ignore")
-    if described is not None:
-        await (await worker_meta(session, target)).set_meta(key, rebuild(described))
+async def copy_metadata(session: str, key: str, source: str, target: str) -> None:
+    """Copy shape, types and so on, which only the worker that made a chunk has; Mars asks the first holder."""
+    metadata = await (await worker_meta(session, source)).get_meta(key, error="ignore")
+    if metadata is not None:
+        await (await worker_meta(session, target)).set_meta(key, rebuild(metadata))
 
 
 async def worker_meta(session: str, worker: str) -> Any:
@@ -296,82 +316,84 @@ async def worker_meta(session: str, worker: str) -> Any:
     return await ref.new_session_meta_store(session)
 
 
-def rebuild(described: dict[str, Any]) -> Any:
-    """Mars takes its descriptions apart when it sends them; this puts one together again."""
+def rebuild(metadata: dict[str, Any]) -> Any:
+    """The metadata object: Mars sends it as a dictionary."""
     mars("services.meta.metas")
     pending = [mars("services.meta.core")._ChunkMeta]
     while pending:
         cls = pending.pop()
         pending += cls.__subclasses__()
-        if {part.name for part in fields(cls)} == described.keys():
-            return cls(**described)
-    raise RuntimeError(f"no description with {', '.join(described)} is known")
+        if {part.name for part in fields(cls)} == metadata.keys():
+            return cls(**metadata)
+    raise RuntimeError(f"unknown metadata: {', '.join(metadata)}")
 
 
-# what Mars itself should do
+# Patches of Mars.
 
 
-def forgive_the_dead() -> None:
-    """A session can be ended, and what it holds be freed, though a worker that served it is gone."""
+def patch_session_close() -> None:
+    """Let a session close and free its data although a worker that served it is gone."""
     store = mars("services.meta.supervisor.core").MetaStoreActor
-    plain = store.__pre_destroy__
+    original = store.__pre_destroy__
 
     async def __pre_destroy__(self: Any) -> None:
         with contextlib.suppress(OSError, oscar().ServerClosed, oscar().ActorNotExist):
-            await plain(self)
+            await original(self)
 
     store.__pre_destroy__ = __pre_destroy__
 
 
-def know_the_bands() -> None:
-    """Work that is queued for a worker that leaves is given to others, but by one who may not have heard of it yet."""
+def patch_reassignment() -> None:
+    """Update the bands before queued subtasks of a stopping worker are reassigned: the actor may be late."""
     assigner = mars("services.scheduling.supervisor.assigner").AssignerActor
-    plain = assigner.reassign_subtasks
+    original = assigner.reassign_subtasks
 
     async def reassign_subtasks(self: Any, queued: Any) -> Any:
         self._update_bands(list(await self._cluster_api.get_all_bands()))
-        return await plain(self, queued)
+        return await original(self, queued)
 
     assigner.reassign_subtasks = reassign_subtasks
 
 
-def keep_queues_clean() -> None:
-    """What was cancelled while it was queued makes Mars lose other work when it gives a queue to others. And work that
-    comes to the queue in the very moment in which its worker is asked to leave would stay there for ever."""
+def patch_queues() -> None:
+    """Delete cancelled subtasks before a queue is rebalanced: Mars would lose others with them. And rebalance queues of
+    stopping workers on request: a subtask that was queued just before would stay there forever."""
     queueing = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor
-    plain = queueing.balance_queued_subtasks
+    original = queueing.balance_queued_subtasks
 
     async def balance_queued_subtasks(self: Any) -> None:
         for queue in self._band_queues.values():
             queue[:] = [item for item in queue if self._stid_to_items.get(item.subtask.subtask_id) is item]
             heapq.heapify(queue)
-        await plain(self)
+        await original(self)
 
-    async def oars_rescue(self: Any) -> None:
+    async def oars_rebalance(self: Any) -> None:
         ready = await self._cluster_api.get_all_bands()
         if any(queue for band, queue in self._band_queues.items() if band not in ready):
             await self.balance_queued_subtasks()
             await self._slots_ref.refresh_bands()
 
     queueing.balance_queued_subtasks = balance_queued_subtasks
-    queueing.oars_rescue = oars_rescue
+    queueing.oars_rebalance = oars_rebalance
 
 
-def heed_nodes_alone() -> None:
-    """Mars takes a status that somebody else sets for a sign of life: a dead worker would seem to be back with it."""
+def patch_node_status() -> None:
+    """Do not count a status change as a report of the node: a dead worker would seem to be alive."""
     collector = mars("services.cluster.supervisor.node_info").NodeInfoCollectorActor
-    plain = collector.update_node_info
+    original = collector.update_node_info
 
-    async def update_node_info(self: Any, address: str, role: Any, *told: Any, status: Any = None, **news: Any) -> None:
+    async def update_node_info(
+        self: Any, address: str, role: Any, *args: Any, status: Any = None, **kwargs: Any
+    ) -> None:
         known = self._node_infos.get(address)
-        spoke = known.update_time if known is not None and not told and not news else None
-        await plain(self, address, role, *told, status=status, **news)
-        if spoke is not None:
-            self._node_infos[address].update_time = spoke
+        last_report = known.update_time if known is not None and not args and not kwargs else None
+        await original(self, address, role, *args, status=status, **kwargs)
+        if last_report is not None:
+            self._node_infos[address].update_time = last_report
 
     collector.update_node_info = update_node_info
 
 
-for mend in (forgive_the_dead, know_the_bands, keep_queues_clean, heed_nodes_alone):
-    mend()
-web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/leave": Leave}
+for patch in (patch_session_close, patch_reassignment, patch_queues, patch_node_status):
+    patch()
+web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/drain": Drain}

@@ -1,17 +1,17 @@
-"""Starts one Mars process, supervisor or worker, in the engine's environment: standard library and Mars only, nothing
-of Oars. Run as a script, by itself or forked from a Python that has imported Mars already:
+"""Runs a Mars supervisor or worker. A script in Mars' environment (stdlib and Mars only), run directly or in a process
+forked from a Python that has imported Mars:
 
-    launch.py -- DISTRIBUTION ROLE WHO DIRECTORY [--plugin FILE | --joined HOST:PORT] MARS' OWN ARGUMENTS…
+    launch.py -- DISTRIBUTION ROLE IDENTITY DIRECTORY [--plugin FILE | --joined HOST:PORT] ARGUMENTS OF MARS…
 
-What it adds to Mars' own command:
-- its sub-processes are forked from a copy of this one, taken before any loop or thread of Mars runs: Mars is imported
-  once, not once for each of them;
-- everything it leaves outside itself (shared memory, semaphores, sockets) is named "oars-TAG-…" or lies in DIRECTORY,
-  so that it can be found when the process was killed;
-- SIGTERM ends it as cleanly as SIGINT does;
-- a worker waits for its supervisor: pymars would never find one that comes later;
-- a worker ends with its supervisor: Mars' own would wait for ever and never find the next one;
-- whoever can connect to HOST:PORT knows that the worker has joined: its own ports are open long before.
+Differences from Mars' own command:
+- Its sub-processes are forked from a copy of this process, made before Mars starts an event loop or a thread. So Mars
+  is imported once, not once per sub-process.
+- Shared memory, semaphores and sockets are named "oars-TAG-…" or are in DIRECTORY, so that they can be found and
+  removed after the process was killed.
+- SIGTERM ends it as cleanly as SIGINT.
+- A worker waits for its supervisor. pymars never finds one that starts later.
+- A worker exits when its supervisor does. Mars' own would wait forever and never find the next supervisor.
+- HOST:PORT accepts connections once the worker has joined. The worker's own ports are open long before.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ import threading
 from types import ModuleType
 from typing import Any
 
-HEAD_PLUGIN = "oars_mars_inside"  # the name under which the supervisor's web server finds our handlers
+HEAD_PLUGIN = "oars_head_plugin"  # module name by which the supervisor's web server finds the handlers
 CONNECT_SECONDS = 10.0
-SOCKET_ROOM = 50  # what Mars and multiprocessing append to a directory to name a socket; the kernel allows 107 in all
+SOCKET_NAME_LENGTH = 50  # what Mars and multiprocessing append to a directory; a socket path has at most 107
 LIBRARIES = ("tensor", "dataframe", "learn", "remote")
-HELD: list[Any] = []  # what must not be freed
+KEEP_ALIVE: list[Any] = []  # must not be garbage-collected
 PARTS = {
     "xorbits": {"mars": "xorbits._mars", "oscar": "xoscar", "pool": "xoscar.backends.indigen.pool"},
     "pymars": {"mars": "mars", "oscar": "mars.oscar", "pool": "mars.oscar.backends.mars.pool"},
@@ -49,44 +49,44 @@ PARTS = {
 
 
 def main() -> None:
-    distribution, role, who, directory, *arguments = sys.argv[sys.argv.index("--") + 1 :]
-    sys.argv = [f"{distribution}-{role}", who, *arguments]  # Mars tells this to its supervisor: so we know who is who
+    distribution, role, identity, directory, *arguments = sys.argv[sys.argv.index("--") + 1 :]
+    sys.argv = [f"{distribution}-{role}", identity, *arguments]  # Mars reports it to the supervisor
     parts = PARTS[distribution]
     for name in (f"deploy.oscar.{role}", *LIBRARIES):
-        part(parts["mars"], name)  # before anything is forked from here, unless we were forked from where it is loaded
+        part(parts["mars"], name)  # import before any fork
     joined = ""
     if arguments[0] == "--plugin":
         install_handlers(arguments[1])
         arguments = arguments[2:]
     elif arguments[0] == "--joined":
         joined, arguments = arguments[1], arguments[2:]
-    keep_together(parts, f"oars-{os.environ.get('OARS_TAG') or os.getpid()}", short(directory))
+    name_resources(parts, f"oars-{os.environ.get('OARS_TAG') or os.getpid()}", short_path(directory))
     apply_totals(part(parts["mars"], "resource"))
     wrap_sub_pools(importlib.import_module(parts["pool"]), parts)  # noqa: TID251
-    fork_server(short(directory))
-    awake(parts)
+    fork_server(short_path(directory))
+    reset_after_fork(parts)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         runner(parts, role, joined)(arguments)
     finally:
-        atexit._run_exitfuncs()  # whoever forked us will not
+        atexit._run_exitfuncs()  # a forked process does not run them
 
 
 def part(package: str, name: str) -> ModuleType:
-    return importlib.import_module(f"{package}.{name}")  # noqa: TID251 (a script of its own, not part of the package)
+    return importlib.import_module(f"{package}.{name}")  # noqa: TID251 (a standalone script)
 
 
-def short(directory: str) -> str:
-    """The same directory by a name that leaves room for sockets in it."""
-    if len(directory) + SOCKET_ROOM <= 107:
+def short_path(directory: str) -> str:
+    """A path of the directory that is short enough for sockets in it."""
+    if len(directory) + SOCKET_NAME_LENGTH <= 107:
         return directory
-    if not hasattr(short, "handle"):
-        short.handle = os.open(directory, os.O_RDONLY)  # type: ignore[attr-defined]
-    return f"/proc/{os.getpid()}/fd/{short.handle}"  # type: ignore[attr-defined]
+    if not hasattr(short_path, "handle"):
+        short_path.handle = os.open(directory, os.O_RDONLY)  # type: ignore[attr-defined]
+    return f"/proc/{os.getpid()}/fd/{short_path.handle}"  # type: ignore[attr-defined]
 
 
 def install_handlers(path: str) -> None:
-    """Makes a file a module that the web server can discover by name."""
+    """Import a file as a module that the web server can find by name."""
     spec = importlib.util.spec_from_file_location(HEAD_PLUGIN, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -94,8 +94,8 @@ def install_handlers(path: str) -> None:
     spec.loader.exec_module(module)
 
 
-def keep_together(parts: dict[str, str], tag: str, directory: str) -> None:
-    """What this process and its children make outside their memory is named so that it can be found again."""
+def name_resources(parts: dict[str, str], tag: str, directory: str) -> None:
+    """Give semaphores, sockets and shared memory names by which they can be found."""
     os.environ["TMPDIR"] = directory
     tempfile.tempdir = directory
     names: Any = multiprocessing.synchronize.SemLock
@@ -110,7 +110,7 @@ def keep_together(parts: dict[str, str], tag: str, directory: str) -> None:
 
 
 def apply_totals(resource: Any) -> None:
-    """Mars reads these when it is imported, which was before we knew them."""
+    """Set what Mars reads from the environment when it is imported, which may have been before the fork."""
     if "MARS_CPU_TOTAL" in os.environ:
         resource._cpu_total = math.ceil(float(os.environ["MARS_CPU_TOTAL"]))
     if "MARS_MEMORY_TOTAL" in os.environ:
@@ -118,26 +118,26 @@ def apply_totals(resource: Any) -> None:
 
 
 def wrap_sub_pools(pool: Any, parts: dict[str, str]) -> None:
-    """Sub-processes begin with what a fresh import would have given them."""
-    plain = pool.MainActorPool._start_sub_pool.__func__
+    """Reset the state of sub-processes after the fork."""
+    original = pool.MainActorPool._start_sub_pool.__func__
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def start(cls: type, *arguments: Any) -> Any:
-        awake(parts)
-        return plain(cls, *arguments)
+        reset_after_fork(parts)
+        return original(cls, *arguments)
 
     pool.MainActorPool._start_sub_pool = classmethod(start)
 
 
-def awake(parts: dict[str, str]) -> None:
-    """A forked process must not draw its parent's random numbers, nor rely on threads it does not have."""
+def reset_after_fork(parts: dict[str, str]) -> None:
+    """A forked process must not repeat its parent's random numbers, nor use threads that it does not have."""
     part(parts["mars"], "utils").reset_id_random_seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     caller = getattr(part(parts["oscar"], "backends.core"), "ActorCaller", None)
     if caller is not None and hasattr(caller, "_close_thread") and not caller._close_thread.is_alive():
-        # The parent's loop must neither be used nor freed: its descriptors may be somebody else's in this process.
-        HELD.append(caller._close_loop)
+        # The parent's loop must be neither used nor freed: its file descriptors may be reused in this process.
+        KEEP_ALIVE.append(caller._close_loop)
         atexit.unregister(caller._close_loop.call_soon_threadsafe)
         caller._close_loop = asyncio.new_event_loop()
         caller._close_thread = threading.Thread(target=caller._close_loop.run_forever, daemon=True)
@@ -145,12 +145,12 @@ def awake(parts: dict[str, str]) -> None:
 
 
 def fork_server(directory: str) -> None:
-    """multiprocessing's own fork server, but forked from here, where Mars is imported, instead of started afresh.
+    """Start multiprocessing's fork server as a fork of this process, in which Mars is imported.
 
-    A sub-process that has died is replaced by Mars with "spawn"; this makes that a fork from the same server."""
+    Mars replaces a dead sub-process with "spawn"; this makes it a fork from the same server."""
     start_tracker()
     server: Any = multiprocessing.forkserver._forkserver
-    # A container that is started again finds the files of the one before, which had the same process id.
+    # A restarted container finds files of the previous one, which had the same process id.
     address = os.path.join(directory, f"fork-{os.getpid()}-{secrets.token_hex(3)}")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -169,7 +169,7 @@ def fork_server(directory: str) -> None:
 
 
 def start_tracker() -> None:
-    """The process that removes shared memory when we are gone. That there is some then is no news worth a warning."""
+    """Start the process that removes shared memory when this one is gone, without its warnings about leaks."""
     before = os.environ.get("PYTHONWARNINGS")
     os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"
     multiprocessing.resource_tracker.ensure_running()
@@ -192,42 +192,41 @@ def runner(parts: dict[str, str], role: str, joined: str) -> Any:
 
     class Worker(deploy.WorkerCommandRunner):  # type: ignore[name-defined,misc]
         async def start_services(self) -> Any:
-            await supervisor_ready(parts, self.args.supervisors)
-            threading.Thread(target=end_with, args=(self.args.supervisors,), daemon=True).start()
+            await wait_for_supervisor(parts, self.args.supervisors)
+            threading.Thread(target=exit_with_supervisor, args=(self.args.supervisors,), daemon=True).start()
             services = await super().start_services()
-            await show(joined)
+            await accept_connections(joined)
             return services
 
     return Worker()
 
 
-async def show(address: str) -> None:
-    """Accepts whoever comes, and says nothing."""
+async def accept_connections(address: str) -> None:
+    """Show that the worker has joined."""
     host, _, port = address.rpartition(":")
-    HELD.append(await asyncio.start_server(lambda _, writer: writer.close(), host, int(port)))
+    KEEP_ALIVE.append(await asyncio.start_server(lambda _, writer: writer.close(), host, int(port)))
 
 
-def end_with(address: str) -> None:
-    """Hold a connection to the supervisor, on which nothing is ever said, and end when it breaks. The kernel asks from
-    time to time whether the other side is there: a machine that vanishes does not say goodbye."""
+def exit_with_supervisor(address: str) -> None:
+    """Hold an idle connection to the supervisor, and exit when it breaks. TCP keepalive detects a lost machine."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), CONNECT_SECONDS) as held:
-        held.settimeout(None)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with socket.create_connection((host, int(port)), CONNECT_SECONDS) as connection:
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
-            held.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         try:
-            while held.recv(4096):
+            while connection.recv(4096):
                 pass
         except OSError:
-            pass  # reset, or no answer: gone all the same
-    sys.stderr.write("The supervisor is gone; this worker ends, for there is no way back to another one.\n")
+            pass  # a reset or a timeout ends the connection too
+    sys.stderr.write("The supervisor is gone. This worker exits: it cannot join another supervisor.\n")
     sys.stderr.flush()
     os._exit(1)
 
 
-async def supervisor_ready(parts: dict[str, str], address: str) -> None:
-    """Returns when the supervisor counts itself ready. Whoever started us decides how long that may take."""
+async def wait_for_supervisor(parts: dict[str, str], address: str) -> None:
+    """Wait until the supervisor is ready. The control plane decides how long that may take."""
     oscar = importlib.import_module(parts["oscar"])  # noqa: TID251
     collector = part(parts["mars"], "services.cluster.supervisor.node_info").NodeInfoCollectorActor
     role = part(parts["mars"], "services.core").NodeRole.SUPERVISOR
@@ -237,7 +236,7 @@ async def supervisor_ready(parts: dict[str, str], address: str) -> None:
             if await ref.get_nodes_info(role=role):
                 return
         except (OSError, EOFError, oscar.ActorNotExist, oscar.ServerClosed):
-            pass  # not there yet
+            pass  # not up yet
         await asyncio.sleep(0.05)
 
 

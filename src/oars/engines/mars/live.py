@@ -1,78 +1,66 @@
-"""Asks the running supervisor, through the HTTP handlers of head_plugin.py, which workers it knows and drains them."""
+"""Queries a running Mars supervisor and drains its workers, through the HTTP handlers of head_plugin.py."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire, waits_for
+from oars.engines.base import Wire, obstacles
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
-# Every node reports once a second. One that is silent for so long is not there, whatever Mars still believes.
-SILENT = 10.0
-STRANGER = "what answers at the supervisor's web address is not Mars as Oars starts it"
+# Every node reports once per second. One that is silent for this long is gone, whatever Mars has on record.
+SILENT_SECONDS = 10.0
+NOT_OUR_SUPERVISOR = "the program at the supervisor's web address is not a Mars supervisor started by Oars"
 
 
 async def look(wire: Wire) -> View:
-    """Also puts right what Mars has wrong: it keeps workers that are gone for a long time, failing all work it sends
-    them, and never takes back one that it gave up while the machine slept."""
     try:
         nodes = json.loads(await wire.http("web", "/api/oars/nodes"))
-        if _who(wire, HEAD) not in [node["who"] for node in nodes.values()]:
-            return View(message="the supervisor is starting, or a stranger answers at its address")
-        changes = _corrections(wire, nodes)
-        if any(changes.values()):
-            await wire.http("web", "/api/oars/nodes", method="POST", body=json.dumps(changes).encode())
+        if _identity(wire, HEAD) not in [node["identity"] for node in nodes.values()]:
+            return View(message="the supervisor is starting, or another program answers at its address")
+        return View(up=True, members=dict(_members(wire, nodes)))
     except EngineUnreachable as error:
         return View(message=error.message)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return View(message=STRANGER)
-    return View(up=True, members=dict(_members(wire, nodes)))
+        return View(message=NOT_OUR_SUPERVISOR)
 
 
-def _who(wire: Wire, member: MemberId) -> str:
+def _identity(wire: Wire, member: MemberId) -> str:
     return f"{member}:{wire.incarnations.get(member, '')}"
 
 
 def _members(wire: Wire, nodes: Mapping[str, Any]) -> list[tuple[MemberId, MemberView]]:
     found = []
     for address, node in nodes.items():
-        member, _, incarnation = node["who"].rpartition(":")
-        if node["who"] == _who(wire, MemberId(member)):
-            ready = node["status"] == "READY" and node["age"] < SILENT
+        member, _, incarnation = node["identity"].rpartition(":")
+        if node["identity"] == _identity(wire, MemberId(member)):
+            ready = node["status"] == "READY" and node["age"] < SILENT_SECONDS
             found.append((MemberId(member), MemberView(ready, address, node["idle"], node["held"], incarnation)))
     return found
 
 
-def _corrections(wire: Wire, nodes: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """status → {address: who}."""
-    changes: dict[str, dict[str, str]] = {"STOPPED": {}, "READY": {}}
-    for address, node in nodes.items():
-        ours = node["who"] == _who(wire, MemberId(node["who"].rpartition(":")[0]))
-        there = ours and node["age"] < SILENT
-        if node["status"] != "STOPPED" and not there:
-            changes["STOPPED"][address] = node["who"]
-        elif node["status"] == "STOPPED" and there:
-            changes["READY"][address] = node["who"]
-    return changes
+async def reconcile(wire: Wire, view: View) -> None:
+    """Report to Mars which members run. Mars keeps dead workers for minutes and fails the work it sends them, and never
+    restores a worker that it gave up while the machine slept."""
+    current = [_identity(wire, member) for member in wire.incarnations]
+    body = json.dumps({"current": current, "silent_seconds": SILENT_SECONDS}).encode()
+    await wire.http("web", "/api/oars/nodes", method="POST", body=body)
 
 
-async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-    """One step further for each of them; see head_plugin.py for the steps."""
+async def drain(wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
+    """Take the next step for each worker; head_plugin.py has the steps and keeps each worker's deadline."""
     known = wire.addresses
     addresses = {member: known[member]["worker"] for member in members if "worker" in known.get(member, ())}
-    request = json.dumps({"workers": list(addresses.values()), "force": force}).encode()
-    answers = _waits(await wire.http("web", "/api/oars/leave", method="POST", body=request), set(addresses.values()))
-    waits = {member: answers.get(address, "") for member, address in addresses.items()}
-    return [Drained(member, done=not waits.get(member), waits_for=waits.get(member, "")) for member in members]
-
-
-def _waits(text: bytes, asked: Collection[str]) -> Mapping[str, str]:
-    """By address."""
+    request = {"workers": list(addresses.values()), "seconds": deadline, "force": force}
+    text = await wire.http("web", "/api/oars/drain", method="POST", body=json.dumps(request).encode())
     try:
-        answers = json.loads(text)
+        reply = json.loads(text)
     except ValueError as error:
-        raise EngineUnreachable(STRANGER) from error
-    return waits_for(answers, asked, STRANGER)
+        raise EngineUnreachable(NOT_OUR_SUPERVISOR) from error
+    by_address = obstacles(reply, set(addresses.values()), NOT_OUR_SUPERVISOR)
+    waits_for = {member: by_address.get(address, "") for member, address in addresses.items()}
+    if not force:  # a worker that runs, but at a port that is not known, is not empty for that
+        waits_for |= {m: "its port is not known" for m in members if m in known and m not in addresses}
+    return [Drained(member, not waits_for.get(member), waits_for.get(member, "")) for member in members]

@@ -1,4 +1,4 @@
-"""The scripts that run in Mars' environment, as text: places ship them to where Mars is."""
+"""Source of the scripts that run in Mars' environment; places copy them there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's half: a Mars session, connected, and an executor. Imports xorbits or mars when it is used."""
+"""The user's part of Mars: a connected session, and an executor. Imports xorbits or mars when functions are called."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from urllib.parse import urlsplit
 from oars.base.errors import ClusterLost, EngineMissing
 from oars.engines import versions
 from oars.engines.base import Access
-from oars.engines.mars.executor import MOST_PARCELS, Desk, MarsExecutor, Worker
+from oars.engines.mars.executor import MAX_BATCHES, MarsExecutor, MarsSession, Worker
 from oars.engines.versions import PYTHON
 
 HTTP_SECONDS = 10.0
 
 
 def connect(access: Access) -> Any:
-    """A session, made the default: xorbits.numpy, mars.tensor and the like run on it from now on."""
+    """A session that becomes the default: xorbits.numpy, mars.tensor and so on use it."""
     return _new_session(access, default=True)
 
 
 def disconnect(client: Any) -> None:
-    """Ends the session and frees what it holds in the cluster."""
+    """End the session and free its data in the cluster."""
     if client.default is not None and client.default.session_id == client.session_id:
         client.reset_default()
     _delete(client.address, client.session_id)
 
 
 def executor(access: Access) -> Executor:
-    return MarsExecutor(_desk(access))
+    return MarsExecutor(_executor_session(access))
 
 
-def _desk(access: Access) -> Desk:
+def _executor_session(access: Access) -> MarsSession:
     session = _new_session(access, default=False)
     _allow_connections(session)
     address, name = access.address, session.session_id
-    return Desk(
-        name=access.name,
-        session=session,
+    return MarsSession(
+        cluster=access.name,
+        client=session,
         spawn=_spawn(access),
         workers=partial(_workers, address),
-        alive=partial(_is_known, address, name),
+        is_alive=partial(_is_known, address, name),
         close=partial(_delete, address, name),
-        renew=partial(_desk, access),
+        renew=partial(_executor_session, access),
     )
 
 
@@ -57,27 +57,27 @@ def _new_session(access: Access, default: bool) -> Any:
         if _distribution(access) == "pymars":
             from mars.deploy.oscar.session import new_session
         else:
-            import xorbits  # noqa: F401 (registers what its sessions need)
+            import xorbits  # noqa: F401 (registers its session types)
             from xorbits._mars.deploy.oscar.session import new_session
     except ImportError as error:
         raise EngineMissing(
             f"This Python cannot import {_distribution(access)}: {error}.",
-            f"Install it here, or use the cluster's own Python: oars shell {access.name}.",
+            f"Install it here, or run `oars shell {access.name}`.",
         ) from error
     _check_versions(access)
     try:
         return new_session(access.address, default=default)
     except Exception as error:
-        raise _unwilling(access, error) from error
+        raise _no_session(access, error) from error
 
 
-def _unwilling(access: Access, error: Exception) -> ClusterLost:
-    message = f"The Mars cluster {access.name!r} at {access.address} gives no session: {error}."
-    return ClusterLost(message, f"See what it does: oars status {access.name}.")
+def _no_session(access: Access, error: Exception) -> ClusterLost:
+    message = f"The Mars cluster {access.name!r} at {access.address} did not open a session: {error}."
+    return ClusterLost(message, f"Run `oars status {access.name}`.")
 
 
 def _check_versions(access: Access) -> None:
-    """A supervisor that has just started answers before it knows of itself: it gives no session either."""
+    """A supervisor that has just started does not list itself yet; it does not open sessions either."""
     package = _distribution(access)
     try:
         nodes = json.loads(_request(access.address, "GET", "/api/cluster/nodes?role=0&env=1"))["nodes"]
@@ -85,12 +85,12 @@ def _check_versions(access: Access) -> None:
         env = supervisor["env"]
         there = {package: env["mars_version"], PYTHON: env["python_version"].split()[0]}
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
-        raise _unwilling(access, error) from error
+        raise _no_session(access, error) from error
     versions.check(access.name, {package: _own_version(package), PYTHON: versions.python()}, there)
 
 
 def _own_version(package: str) -> str:
-    """As Mars itself tells it; that of the package is another."""
+    """The version that Mars reports, which differs from that of the package."""
     if package == "pymars":
         from mars import __version__
     else:
@@ -111,11 +111,11 @@ def _distribution(access: Access) -> str:
 
 
 def _workers(address: str) -> dict[str, Worker]:
-    """Those that Mars gives work to."""
+    """Workers in service, by address."""
     try:
         nodes = json.loads(_request(address, "GET", "/api/cluster/nodes?role=1&resource=1"))["nodes"]
     except (http.client.HTTPException, ValueError, KeyError) as error:
-        raise OSError(f"{address} does not say who works for it: {error}") from error
+        raise OSError(f"{address} did not list its workers: {error}") from error
     return {name: Worker(_processors(node), node["update_time"]) for name, node in nodes.items() if node["resource"]}
 
 
@@ -124,7 +124,7 @@ def _processors(node: Mapping[str, Any]) -> float:
 
 
 def _is_known(address: str, session: str) -> bool:
-    """A new supervisor at the same address knows nothing of older sessions."""
+    """False if the session belongs to an earlier supervisor at the same address."""
     try:
         sessions = json.loads(_request(address, "GET", "/api/session"))["sessions"]
     except (OSError, http.client.HTTPException, ValueError, KeyError):
@@ -133,7 +133,7 @@ def _is_known(address: str, session: str) -> bool:
 
 
 def _delete(address: str, session: str) -> None:
-    """Without Mars' own client: that would also drop the user's default session, and wait on a cluster that is gone."""
+    """Delete a session without Mars' client, which would reset the default session and wait for a dead cluster."""
     with contextlib.suppress(OSError, http.client.HTTPException):  # the cluster is gone, and the session with it
         _request(address, "DELETE", f"/api/session/{session}")
 
@@ -148,12 +148,12 @@ def _request(address: str, method: str, path: str) -> bytes:
 
 
 def _allow_connections(session: Any) -> None:
-    """Every parcel under way waits on a connection of its own; tornado allows ten in all unless told otherwise."""
+    """Every batch in flight uses its own connection; tornado's default limit is ten."""
 
     async def allow() -> None:
         from tornado.httpclient import AsyncHTTPClient
 
         client: Any = AsyncHTTPClient()
-        client.max_clients = max(getattr(client, "max_clients", 0), 8 * MOST_PARCELS)
+        client.max_clients = max(getattr(client, "max_clients", 0), 8 * MAX_BATCHES)
 
     asyncio.run_coroutine_threadsafe(allow(), session._loop).result(10)

@@ -1,4 +1,4 @@
-"""Mars as processes: one supervisor, workers, and the sub-processes each of them has. Pure."""
+"""Mars' shape: spec → supervisor and workers with their sub-processes, arguments and ports. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from oars.base.errors import SpecError
 from oars.engines.mars.scripts import HEAD_PLUGIN, LAUNCH
 from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
-if TYPE_CHECKING:  # this module is also imported where there is no pydantic
+if TYPE_CHECKING:  # session.py also runs in environments without pydantic
+    from oars.engines.mars.options import MarsOptions
     from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
 
 XORBITS = ("xorbits==0.8.2", "xoscar==0.4.6", "numpy<2", "pandas<2.3", "pyarrow<17", "setuptools<80")
@@ -30,49 +31,63 @@ LIBRARIES = (
     "services.storage.spill", "services.storage.transfer", "services.web.supervisor", "services.web.api.web",
     "optimization.logical.chunk", "optimization.logical.tileable", "tensor", "dataframe", "learn", "remote",
 )  # fmt: skip
-# Mars notices a silent worker by itself after this long. We tell it at once of those we know to be gone, and bring back
-# those it gave up wrongly (a suspended laptop): see live. So this matters only where nobody watches.
+# Seconds after which Mars itself gives up a silent worker. Oars reports dead workers to Mars at once and restores
+# workers that were given up wrongly, for example while the machine slept (live.reconcile). So this is a fallback.
 NODE_TIMEOUT = 30
-# Without it work of one session that finds all slots taken by another's is never looked at again.
+# Seconds. Without it Mars never reschedules subtasks that found all slots taken by another session.
 SUBMIT_PERIOD = 0.5
 STOP = Stop(signal="INT", grace=8.0)
-# Named by launch.py; Mars' own names could be anybody's.
+# launch.py sets these names; Mars' own do not identify the member.
 LITTER = ("/dev/shm/oars-$(tag)-*", "/dev/shm/sem.oars-$(tag)-*")
-WEB = {"web": {"host": "$(bind)", "port": "$(port.web)", "extra_discovery_modules": ["oars_mars_inside"]}}
+WEB = {"web": {"host": "$(bind)", "port": "$(port.web)", "extra_discovery_modules": ["oars_head_plugin"]}}
 LOG_FORMAT = "%(asctime)s %(name)s %(process)d %(levelname)s %(message)s"
-# What launch.py applies anew in every member, though Mars read it when it was imported.
+# launch.py applies these in each member; Mars reads them when it is imported.
 LATE_ENV = ("CUDA_VISIBLE_DEVICES", "MARS_CPU_TOTAL", "MARS_LOG_DIR", "MARS_MEMORY_TOTAL", "XOSCAR_DIR")
 
 
+def options_model() -> type[MarsOptions]:
+    from oars.engines.mars.options import MarsOptions
+
+    return MarsOptions
+
+
+def _options(spec: ClusterSpec) -> MarsOptions:
+    from oars.spec.options import parse_options
+
+    return parse_options(options_model(), spec)
+
+
 def needs(spec: ClusterSpec) -> Needs:
-    if spec.mars.distribution == "xorbits":
+    if _options(spec).distribution == "xorbits":
         return Needs("xorbits", ("xorbits", "xoscar"), XORBITS, ">=3.9,<3.13")
     return Needs("pymars", ("mars",), PYMARS, ">=3.8,<3.12", PYMARS_BUILD)
 
 
 def check(spec: ClusterSpec) -> None:
+    """Raise SpecError for what Mars does not support."""
     for group in spec.workers:
         if group.resources or group.labels:
             raise SpecError(
                 f"workers.{group.name}: Mars cannot schedule on resources or labels.",
-                "Leave them out, or use Dask or Ray.",
+                "Remove them, or use Dask or Ray.",
             )
-    web = spec.mars.config.get("web", {})
+    web = _options(spec).config.get("web", {})
     if not isinstance(web, dict):
-        raise SpecError("mars.config.web is not a map.", "Write it as in Mars' own configuration file.")
+        raise SpecError("mars.config.web is not a mapping.", "Write it as in Mars' own configuration file.")
     for name in ("host", "port"):
         if name in web:
-            raise SpecError(f"mars.config.web.{name}: this is given by the place the cluster runs on.", "Leave it out.")
+            raise SpecError(f"mars.config.web.{name}: the place sets it.", "Remove it.")
 
 
 def shape(spec: ClusterSpec) -> Shape:
     address = "http://$(head.host):$(head.web)"
+    distribution = _options(spec).distribution
     return Shape(
         head=Group("head", Role.HEAD, 1, _supervisor(spec), _head_resources(spec.head)),
         workers=tuple(_worker_group(spec, group) for group in spec.workers),
         endpoints={"client": address, "dashboard": address},
-        image=IMAGES[spec.mars.distribution],
-        driver_env={"OARS_MARS_DISTRIBUTION": spec.mars.distribution},
+        image=IMAGES[distribution],
+        driver_env={"OARS_MARS_DISTRIBUTION": distribution},
     )
 
 
@@ -81,7 +96,7 @@ def _head_resources(head: Head) -> Resources:
 
 
 def _supervisor(spec: ClusterSpec) -> Process:
-    """As many processes as it has processors; the first serves the web and is enough for most."""
+    """One process per processor; the first one also serves the web API."""
     sub_ports = _sub_ports(math.ceil(spec.head.cpu) - 1)
     arguments = (
         "--plugin", "$(file.head_plugin.py)",
@@ -90,20 +105,20 @@ def _supervisor(spec: ClusterSpec) -> Process:
     return Process(
         argv=_argv(spec, "supervisor", arguments),
         env=_env(spec, spec.head.env, _head_resources(spec.head)),
-        ports=(Port("supervisor", SUPERVISOR_PORT), Port("web", WEB_PORT), *sub_ports),
+        ports=(Port("supervisor", SUPERVISOR_PORT), Port("web", WEB_PORT, dashboard=True), *sub_ports),
         files={"launch.py": LAUNCH, "head_plugin.py": HEAD_PLUGIN, "config.yml": _config(spec, WEB)},
         probe=Probe("web", "/api/cluster/nodes?role=0"),
-        **_common(spec, "supervisor"),
+        **_common(spec),
     )
 
 
 def _worker_group(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    resources = Resources(group.cpu, group.memory, group.gpu, group.memory or 0)  # all data lies in shared memory
+    resources = Resources(group.cpu, group.memory, group.gpu, group.memory or 0)  # all data is in shared memory
     return Group(group.name, Role.WORKER, group.replicas, _worker(spec, group, resources), resources)
 
 
 def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Process:
-    """One process for each processor and each graphics processor, one for transfers, and the one they belong to."""
+    """One process per processor and per GPU, one for transfers, and their parent."""
     slots = math.ceil(group.cpu)
     sub_ports = _sub_ports(slots + group.gpu + IO_PROCESSES)
     memory = () if group.memory is None else ("--mem-bytes", str(group.memory))
@@ -119,18 +134,18 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
         ports=(Port("worker", WORKER_PORT), Port("joined", JOINED_PORT), *sub_ports),
         files={"launch.py": LAUNCH, "config.yml": _config(spec, {})},
         probe=Probe("joined"),
-        **_common(spec, "worker"),
+        **_common(spec),
     )
 
 
 def _argv(spec: ClusterSpec, role: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
     return (
-        "python3", "$(file.launch.py)", "--", spec.mars.distribution, role, "$(member):$(incarnation)", "$(dir)",
+        "python3", "$(file.launch.py)", "--", _options(spec).distribution, role, "$(member):$(incarnation)", "$(dir)",
         *arguments, "-f", "$(file.config.yml)", "--log-level", "WARNING", "--log-format", LOG_FORMAT,
     )  # fmt: skip
 
 
-def _common(spec: ClusterSpec, role: str) -> dict[str, Any]:
+def _common(spec: ClusterSpec) -> dict[str, Any]:
     return {
         "entry": "$(file.launch.py)",
         "preload": _preload(spec),
@@ -141,8 +156,8 @@ def _common(spec: ClusterSpec, role: str) -> dict[str, Any]:
 
 
 def _preload(spec: ClusterSpec) -> tuple[str, ...]:
-    """All that the members would import one by one as they start and when the first work comes."""
-    package = PACKAGES[spec.mars.distribution]
+    """All modules that members import when they start or when they get their first task."""
+    package = PACKAGES[_options(spec).distribution]
     services = (f"services.{service}.{role}" for service in SERVICES for role in ("supervisor", "worker"))
     pages = (f"services.{service}.api.web" for service in SERVICES if service != "subtask")
     modules = ("deploy.oscar.supervisor", "deploy.oscar.worker", *services, *pages, *LIBRARIES)
@@ -159,7 +174,7 @@ def _port_list(ports: tuple[Port, ...]) -> tuple[str, ...]:
 
 def _env(spec: ClusterSpec, own: Mapping[str, str], resources: Resources) -> dict[str, str]:
     memory = {} if resources.memory is None else {"MARS_MEMORY_TOTAL": str(resources.memory)}
-    # A slot is a process with one processor: more threads in each would only be in each other's way.
+    # A slot is a process with one processor; more threads would compete for it.
     threads = {f"{library}_NUM_THREADS": "1" for library in ("MKL", "OMP", "OPENBLAS")}
     devices = {} if resources.gpu else {"CUDA_VISIBLE_DEVICES": ""}
     fixed = {"MARS_CPU_TOTAL": str(math.ceil(resources.cpu)), "MARS_LOG_DIR": "$(dir)", "XOSCAR_DIR": "$(dir)"}
@@ -167,13 +182,13 @@ def _env(spec: ClusterSpec, own: Mapping[str, str], resources: Resources) -> dic
 
 
 def _config(spec: ClusterSpec, more: Mapping[str, Any]) -> str:
-    """Mars reads YAML, which JSON is; but a port must be a number there, so its quotes go."""
-    ours = {
+    """JSON, which Mars reads as YAML. The port must be a number, so its quotes are removed."""
+    defaults = {
         "@inherits": "@default",
         "cluster": {"node_timeout": NODE_TIMEOUT},
         "scheduling": {"submit_period": SUBMIT_PERIOD},
     }
-    config = _merge(_merge(ours, spec.mars.config), more)
+    config = _merge(_merge(defaults, _options(spec).config), more)
     return json.dumps(config, indent=1).replace('"$(port.web)"', "$(port.web)")
 
 

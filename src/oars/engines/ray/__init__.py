@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from oars.engines.base import Engine
+from oars.engines.base import Engine, Shell
 from oars.engines.packaged import PackagedEngine
 from oars.engines.ray import live, shape
 
-engine: Engine = PackagedEngine("ray", "oars.engines.ray.session", shape, live)
+engine: Engine = PackagedEngine(
+    "ray",
+    "oars.engines.ray.session",
+    shape,
+    live,
+    Shell("import ray\nclient = ray\nray.init(log_to_driver=True)", "`client` is the connected ray module."),
+    {"auth": "connected clients and workers use the old setting"},
+)

@@ -1,4 +1,4 @@
-"""Runs on Ray's workers, where nothing of Oars is installed: these functions travel whole, with what they refer to."""
+"""Functions that run on Ray's workers. Oars is not installed there, so they are pickled by value."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
-REMEMBERED = 256
+CACHE_SIZE = 256
 
 loaded: dict[bytes, Callable[..., Any]] = {}
 
 
 def run(_oars_pickled: bytes, *arguments: Any, **options: Any) -> Any:
-    """Call a function that came pickled; the same one is unpickled only once in a process."""
+    """Call a pickled function; each is unpickled once per process."""
     function = loaded.get(_oars_pickled)
     if function is None:
-        if len(loaded) >= REMEMBERED:
+        if len(loaded) >= CACHE_SIZE:
             loaded.clear()
         function = loaded[_oars_pickled] = pickle.loads(_oars_pickled)
     return function(*arguments, **options)

@@ -1,7 +1,7 @@
 """concurrent.futures on Ray.
 
-Every call is a task of one remote function, which is sent once; the user's function goes along, pickled once.
-Ray reports results on a thread of its own that must not be held up, so another one hands them to the futures.
+Every call is a task of one remote function, which is sent once; the user's function is an argument, pickled once. Ray
+reports results on its own thread, which must not block, so another thread sets the results of futures.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from oars.base.errors import ClusterLost
 from oars.engines.ray import calls
 from oars.engines.ray.link import Link
 
-REMEMBERED = 256  # functions whose pickled form is kept
-INLINE = 64 * 1024  # bytes; a larger one is put into the object store and sent from there
-CHUNKS_PER_CPU = 16  # of one map: few enough to be fast, enough to keep all processors busy to the end
-LARGEST_CHUNK = 100
-LOSS_SECONDS = 0.5  # by which the news of a lost node may come before that of a lost head
+CACHE_SIZE = 256  # of pickled functions
+INLINE_LIMIT = 64 * 1024  # bytes; larger functions are sent through the object store
+CHUNKS_PER_CPU = 16  # of one map: few enough to be fast, enough to keep all processors busy until the end
+MAX_CHUNK = 100
+LOSS_SECONDS = 0.5  # Ray may report a lost node this long before the Link notices a lost head
 
 
 class RemoteTraceback(Exception):
-    """Where it happened, on the worker: the cause of what a future raises."""
+    """The worker's traceback, as the cause of the exception that a future raises."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class RemoteTraceback(Exception):
 
 
 class RayFuture(Future[Any]):
-    """Counts as pending until it is done: Ray does not tell when a task starts."""
+    """Pending until it is done: Ray does not report when a task starts."""
 
     def __init__(self, on_cancel: Callable[[RayFuture], None]) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class RayFuture(Future[Any]):
 
 
 class RayExecutor(Executor):
-    """submit, map and shutdown on the cluster of a Link; `release` is called once, when all is over."""
+    """submit, map and shutdown on the cluster of a Link. Calls `release` once, after the last future."""
 
     def __init__(self, link: Link, release: Callable[[], None]) -> None:
         self._link = link
@@ -65,7 +65,7 @@ class RayExecutor(Executor):
         self._lock = threading.Lock()
         self._pending: set[RayFuture] = set()
         self._closed = False
-        self._over = threading.Event()
+        self._finished = threading.Event()
         self._results: queue.SimpleQueue[tuple[RayFuture, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._deliver, name="oars-ray-results", daemon=True)
         self._thread.start()
@@ -101,7 +101,7 @@ class RayExecutor(Executor):
 
     def _chunk_size(self, count: int) -> int:
         processors = max(1.0, self._link.ray.cluster_resources().get("CPU", 1.0))
-        return max(1, min(LARGEST_CHUNK, int(count / (CHUNKS_PER_CPU * processors))))
+        return max(1, min(MAX_CHUNK, int(count / (CHUNKS_PER_CPU * processors))))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:
@@ -113,7 +113,7 @@ class RayExecutor(Executor):
         if first:
             self._forget(None)
         if wait and threading.current_thread() is not self._thread:
-            self._over.wait()
+            self._finished.wait()
 
     # results
 
@@ -126,25 +126,25 @@ class RayExecutor(Executor):
                 else:
                     future.set_exception(error)
             self._forget(future)
-            del future, result, error  # the next one may be long in coming
+            del future, result, error  # do not keep them alive while waiting for the next one
         self._link.on_loss.discard(self._fail)
         self._release()
-        self._over.set()
+        self._finished.set()
 
     def _error(self, result: Any) -> BaseException | None:
         exceptions = self._link.ray.exceptions
         if not isinstance(result, exceptions.RayError):
             return None
         if isinstance(result, exceptions.RayTaskError):
-            return _as_raised(result, exceptions.RayTaskError)
+            return _original(result, exceptions.RayTaskError)
         return self._link.error() if self._link.lost.wait(LOSS_SECONDS) else result
 
     def _forget(self, future: RayFuture | None) -> None:
-        """Strike it off; the last one, after shutdown, ends the thread that delivers."""
+        """Remove a pending future. After shutdown the last one ends the delivering thread."""
         with self._lock:
-            known = future is None or future in self._pending
+            is_known = future is None or future in self._pending
             self._pending.discard(future)
-            if known and self._closed and not self._pending:
+            if is_known and self._closed and not self._pending:
                 self._results.put(None)
 
     def _cancel(self, future: RayFuture) -> None:
@@ -156,7 +156,7 @@ class RayExecutor(Executor):
         with self._lock:
             pending = list(self._pending)
         for future in pending:
-            with contextlib.suppress(InvalidStateError):
+            with contextlib.suppress(InvalidStateError):  # it was cancelled
                 future.set_exception(error)
             self._forget(future)
 
@@ -168,7 +168,7 @@ class RemoteCalls:
         self._ray = ray
         ray.cloudpickle.register_pickle_by_value(calls)
         self._run = ray.remote(calls.run)
-        self._known: dict[Callable[..., Any], tuple[Any, Any]] = {}
+        self._cache: dict[Callable[..., Any], tuple[Any, Any]] = {}
 
     def start(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         task, pickled = self._prepared(function)
@@ -176,22 +176,22 @@ class RemoteCalls:
 
     def _prepared(self, function: Callable[..., Any]) -> tuple[Any, Any]:
         try:
-            return self._known[function]
+            return self._cache[function]
         except KeyError:
-            return self._known.setdefault(function, self._prepare(function))
+            return self._cache.setdefault(function, self._prepare(function))
         except TypeError:  # not hashable
             return self._prepare(function)
 
     def _prepare(self, function: Callable[..., Any]) -> tuple[Any, Any]:
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
+        if len(self._cache) >= CACHE_SIZE:
+            self._cache.clear()
         pickled = self._ray.cloudpickle.dumps(function)
         name = getattr(function, "__name__", type(function).__name__)
-        return self._run.options(name=name), pickled if len(pickled) < INLINE else self._ray.put(pickled)
+        return self._run.options(name=name), pickled if len(pickled) < INLINE_LIMIT else self._ray.put(pickled)
 
 
-def _as_raised(result: Any, wrapper: type[BaseException]) -> BaseException:
-    """The exception itself, as with any executor, with the worker's traceback as its cause."""
+def _original(result: Any, wrapper: type[BaseException]) -> BaseException:
+    """The exception that the function raised, with the worker's traceback as its cause."""
     cause = result.cause
     while isinstance(cause, wrapper):
         cause = cause.cause  # type: ignore[attr-defined]

@@ -1,16 +1,16 @@
-"""`ray start` for many raylets on one machine. Run as a script in Ray's environment, with sys.argv = ray start …;
-where every member has an address of its own, plain `ray start` is run instead.
+"""Runs `ray start` for many raylets on one machine. A script in Ray's environment, with sys.argv = ray start …; places
+where each member has its own address run plain `ray start`.
 
-What it changes, and why:
-- Everything stays on the loopback address. Ray takes that for a mistake and puts the machine's outer one in its place.
-- The directory goes by a short name: the path of a Unix socket has at most 107 characters.
-- Workers share the head's directory, as the nodes of one machine do in Ray's own tests: one log monitor serves all.
-  Names in it carry the process id, because members that start at the same time would choose the same ones.
-- A raylet joins before its agents run, and the head is there before its dashboard: their ports are known beforehand.
-- Without a dashboard its agents, one beside each raylet, are Ray's small ones.
-- A worker notices at once that the head is there.
-- A head that comes back waits until those who knew the old one have given up (see linger).
-- SIGTERM ends it at once: whoever sends it has drained the node or has nothing to save.
+Differences from plain `ray start`:
+- Everything stays on the loopback address. Ray would replace it by the machine's external address.
+- The directory gets a short name: the path of a Unix socket has at most 107 characters.
+- Workers share the head's directory, as nodes of one machine do in Ray's own tests: one log monitor serves all.
+  Names in it contain the process id, because members that start at the same time would choose the same ones.
+- A raylet joins before its agents run, and the head before its dashboard: their ports are known in advance.
+- Without a dashboard, each raylet runs Ray's minimal agents.
+- A worker notices at once that the head is up.
+- A restarted head waits until drivers of the old one have given up (see delay_new_head).
+- SIGTERM ends it immediately: the node is drained, or there is nothing to save.
 """
 
 from __future__ import annotations
@@ -28,36 +28,35 @@ HEAD_WAIT_SECONDS = 600.0
 
 
 def main() -> None:
-    of_ray("_raylet").Config.initialize(
-        ""
-    )  # it was filled when ray was imported, perhaps in a parent with another environment
+    # Read the environment again: ray may have been imported before the fork.
+    ray_module("_raylet").Config.initialize("")
     directory = take_option("--temp-dir")
     link = shorten(directory)
     stay_on_loopback()
-    end_at_once()
-    name_by_process()
-    if os.environ.get("OARS_RAY_LIGHT"):
-        use_small_agents()
-    announce_agents()
+    skip_graceful_shutdown()
+    add_pid_to_names()
+    if os.environ.get("OARS_RAY_MINIMAL_AGENTS"):
+        use_minimal_agents()
+    announce_agent_ports()
     address = find_option("--address")
     if address is None:
-        linger(directory)
+        delay_new_head(directory)
         sys.argv.append(f"--temp-dir={link}")
-        put_off_dashboard()
+        defer_dashboard()
         change_parameters(ray_client_server_port=None)
     else:
         change_parameters(include_log_monitor=False)
-        await_head(address)
-    of_ray("scripts.scripts").main()
+        wait_for_head(address)
+    ray_module("scripts.scripts").main()
 
 
-def of_ray(name: str) -> Any:
-    """A module of Ray's, most of which are private: what we change has no official switch."""
-    return importlib.import_module(f"ray.{name}")  # noqa: TID251 (a script of its own, not part of the package)
+def ray_module(name: str) -> Any:
+    """A module of Ray, mostly a private one: there are no official settings for what this script changes."""
+    return importlib.import_module(f"ray.{name}")  # noqa: TID251 (a standalone script)
 
 
 def find_option(name: str) -> str | None:
-    """The value of an option, always written as --name=value here."""
+    """The value of an option; here options are always written --name=value."""
     values = [word.partition("=")[2] for word in sys.argv if word.startswith(f"{name}=")]
     return values[-1] if values else None
 
@@ -69,7 +68,7 @@ def take_option(name: str) -> str:
 
 
 def shorten(directory: str) -> str:
-    """A name in /tmp for the directory; whoever started us removes it."""
+    """Create a symbolic link in /tmp to the directory; the place removes it."""
     link = f"/tmp/oars-ray-{os.environ['OARS_TAG']}"
     os.symlink(directory, link)
     os.environ["TMPDIR"] = link
@@ -77,15 +76,15 @@ def shorten(directory: str) -> str:
 
 
 def stay_on_loopback() -> None:
-    of_ray("_private.services").resolve_ip_for_localhost = lambda host: host
+    ray_module("_private.services").resolve_ip_for_localhost = lambda host: host
 
 
-def end_at_once() -> None:
-    of_ray("_private.ray_constants").RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
+def skip_graceful_shutdown() -> None:
+    ray_module("_private.ray_constants").RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
 
 
-def name_by_process() -> None:
-    node_class = of_ray("_private.node").Node
+def add_pid_to_names() -> None:
+    node_class = ray_module("_private.node").Node
     name: Callable[..., str] = node_class._make_inc_temp
 
     def named(node: Any, suffix: str = "", prefix: str = "", directory_name: str | None = None) -> str:
@@ -94,14 +93,14 @@ def name_by_process() -> None:
     node_class._make_inc_temp = named
 
 
-def use_small_agents() -> None:
-    """Without a dashboard nobody asks its agents for more than they do in an installation that has no dashboard."""
-    of_ray("_private.utils").get_dashboard_dependency_error = lambda: ImportError("there shall be no dashboard")
+def use_minimal_agents() -> None:
+    """Make Ray behave as in an installation without the dashboard."""
+    ray_module("_private.utils").get_dashboard_dependency_error = lambda: ImportError("the dashboard is switched off")
 
 
-def announce_agents() -> None:
-    """A raylet joins when its agents, seconds after it, have written down which ports they took. Ours are given."""
-    raylet, node_class = of_ray("_raylet"), of_ray("_private.node").Node
+def announce_agent_ports() -> None:
+    """A raylet joins only after its agents, seconds later, have written their ports to files. Write them in advance."""
+    raylet, node_class = ray_module("_raylet"), ray_module("_private.node").Node
     start: Callable[..., None] = node_class.start_raylet
 
     def start_announced(node: Any, *arguments: Any, **options: Any) -> None:
@@ -119,10 +118,10 @@ def announce_agents() -> None:
     node_class.start_raylet = start_announced
 
 
-def put_off_dashboard() -> None:
-    """The dashboard and the monitor are started after the raylet, and nobody waits for them: together they take longer
-    than all the rest. Without a dashboard Ray would still run its server, empty; we do not."""
-    constants, node_class = of_ray("_private.ray_constants"), of_ray("_private.node").Node
+def defer_dashboard() -> None:
+    """Start the dashboard and the monitor after the raylet, without waiting for them: they take longer than all else.
+    If the dashboard is switched off, do not start its server at all; Ray would start an empty one."""
+    constants, node_class = ray_module("_private.ray_constants"), ray_module("_private.node").Node
     start, dashboard, monitor = node_class.__init__, node_class.start_api_server, node_class.start_monitor
 
     def announce(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
@@ -145,8 +144,8 @@ def put_off_dashboard() -> None:
 
 
 def change_parameters(**changes: Any) -> None:
-    """Set what the command line cannot say, on the way from there to the node."""
-    node_class = of_ray("_private.node").Node
+    """Set parameters of the node that have no command-line option."""
+    node_class = ray_module("_private.node").Node
     start: Callable[..., None] = node_class.__init__
 
     def start_changed(node: Any, parameters: Any, **options: Any) -> None:
@@ -157,32 +156,32 @@ def change_parameters(**changes: Any) -> None:
     node_class.__init__ = start_changed
 
 
-def linger(directory: str) -> None:
-    """Drivers of a head that died cannot work with the next one, but those that find it in time wait for ever. They
-    give up, with an error, when nobody has answered for as long as their environment says."""
-    seconds = float(os.environ.get("OARS_RAY_LINGER", "0"))
+def delay_new_head(directory: str) -> None:
+    """Wait until drivers of a previous head have failed. They cannot use the new head, but would wait forever if they
+    reached it within their reconnect timeout."""
+    seconds = float(os.environ.get("OARS_RAY_NEW_HEAD_DELAY", "0"))
     if seconds and os.path.lexists(os.path.join(directory, "session_latest")):
         time.sleep(seconds)
 
 
-def await_head(address: str) -> None:
-    """Until the head has a raylet. Ray itself would ask every two seconds, and give up after forty."""
+def wait_for_head(address: str) -> None:
+    """Wait until the head's raylet has joined. Ray itself polls every two seconds and gives up after forty."""
     host, _, port = address.rpartition(":")
     wait_for(lambda: accepts(host, int(port)))
-    client = of_ray("_raylet").GcsClient(address=address)
+    client = ray_module("_raylet").GcsClient(address=address)
     wait_for(lambda: has_head(client))
 
 
-def wait_for(there: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + HEAD_WAIT_SECONDS
-    while not there():
+    while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"There was no head within {HEAD_WAIT_SECONDS:.0f} s.")
+            sys.exit(f"Timed out after {HEAD_WAIT_SECONDS:.0f} s waiting for the head.")
         time.sleep(POLL_SECONDS)
 
 
 def accepts(host: str, port: int) -> bool:
-    """Ray's client must not be made before somebody listens: it would block for 40 seconds."""
+    """Ray's client would block for 40 seconds if nothing listens."""
     try:
         socket.create_connection((host, port), 1.0).close()
     except OSError:

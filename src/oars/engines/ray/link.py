@@ -1,7 +1,7 @@
-"""This process's connection to one Ray cluster: made, watched and undone.
+"""This process's connection to one Ray cluster.
 
-Ray left alone ends the whole process when the head is gone for a while, or lets calls wait for ever when a new head
-comes soon enough. So a thread holds a connection to the head; when that breaks, Ray is shut down in this process and
+Without it, Ray ends the whole process when the head is gone for a while, or lets calls wait forever when a new head
+starts soon enough. So a thread holds a connection to the head; when it breaks, Ray is shut down in this process and
 every call in flight fails with ClusterLost.
 """
 
@@ -22,49 +22,49 @@ from oars.engines.base import Access
 from oars.engines.versions import PYTHON, mismatch
 
 CONNECT_SECONDS = 5.0
-PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-NEVER = str(10**6)  # seconds after which Ray may end the user's process; the watch is there before
+RECONNECT_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+NEVER = str(10**6)  # seconds after which Ray ends the user's process; this module notices long before
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GUARDED = ("get", "wait")
-# What Ray says when the versions of cluster and program differ: first the cluster's, then ours.
+# Ray's error message for different versions: first the cluster's, then this process's.
 MISMATCH = re.compile(r"(?s)mismatch.*?Ray: (\S+).*?Python: (\S+).*?Ray: (\S+).*?Python: (\S+)")
-# Ray knows one connection at a time, and is not done with one as soon as it says so: the next waits for its end.
-_ONE_AT_A_TIME = threading.Lock()
-OUTSIDE = "ray://"  # through a server beside the head, where nodes cannot dial this program
+# Ray allows one connection at a time, and closes it asynchronously.
+_RAY_LOCK = threading.Lock()
+RAY_CLIENT = "ray://"  # scheme of the Ray Client server, for programs that nodes cannot connect to
 
 
 class Link:
-    """A connected ray module. `lost` is set, and what is in `on_loss` is called, when the head has gone."""
+    """A connected ray module. When the head is gone, `lost` is set and the callbacks in `on_loss` are called."""
 
     def __init__(self, access: Access) -> None:
         self.name = access.name
         self.address = access.address
-        self._from_outside = access.address.startswith(OUTSIDE)
+        self._is_ray_client = access.address.startswith(RAY_CLIENT)
         self.users = 0
         self.lost = threading.Event()
         self.on_loss: set[Callable[[ClusterLost], None]] = set()
         self.ray: Any = _import_ray()
         self._closing = False
         self._changes = Changes(self.ray)
-        with _ONE_AT_A_TIME:
-            self._own = not self.ray.is_initialized()
+        with _RAY_LOCK:
+            self._is_owner = not self.ray.is_initialized()
             try:
                 self._socket = _dial(access)
                 self._connect(access)
             except BaseException:
                 self._changes.undo()
                 raise
-        self._cluster = None if self._from_outside else self.ray._private.worker._global_node.cluster_id
+        self._cluster = None if self._is_ray_client else self.ray._private.worker._global_node.cluster_id
         threading.Thread(target=self._watch, name="oars-ray-watch", daemon=True).start()
 
     def _connect(self, access: Access) -> None:
-        if self._own:
+        if self._is_owner:
             self._changes.set_environment(access)
-            # Not the main thread's, perhaps, of which Ray warns; other warnings are for the user.
+            # Ray warns if this is not the main thread; later warnings are for the user.
             self._init(access)
             logging.getLogger("ray").setLevel(logging.WARNING)
-        elif self._from_outside or self.ray.get_runtime_context().gcs_address != access.address:
+        elif self._is_ray_client or self.ray.get_runtime_context().gcs_address != access.address:
             hint = "Call ray.shutdown() first, or use another process."
             raise UsageError("This process is connected to another Ray cluster already.", hint)
         for name in GUARDED:
@@ -74,11 +74,11 @@ class Link:
         try:
             self.ray.init(address=access.address, logging_level=logging.ERROR)
         except RuntimeError as error:
-            told = MISMATCH.search(str(error))
-            if told is None:
+            found = MISMATCH.search(str(error))
+            if found is None:
                 raise
             there, here = (
-                dict(zip(("Ray", PYTHON), pair, strict=True)) for pair in (told.groups()[:2], told.groups()[2:])
+                dict(zip(("Ray", PYTHON), pair, strict=True)) for pair in (found.groups()[:2], found.groups()[2:])
             )
             raise mismatch(access.name, here, there) from error
 
@@ -88,62 +88,62 @@ class Link:
 
     def error(self) -> ClusterLost:
         return ClusterLost(
-            f"The head of the Ray cluster {self.name!r} is gone, and with it what was running.",
-            "The cluster heals itself: connect again and repeat the calls. `oars why` says what happened.",
+            f"The head of the Ray cluster {self.name!r} died, and its running tasks are lost.",
+            f"Oars restarts the head: connect again and repeat the calls. `oars why {self.name}` shows the cause.",
         )
 
     def close(self) -> None:
-        """Disconnect, unless somebody else had connected before us."""
+        """Disconnect, unless the program had called ray.init() itself."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        with _ONE_AT_A_TIME:
-            if self._own and self.ray.is_initialized():
+        with _RAY_LOCK:
+            if self._is_owner and self.ray.is_initialized():
                 self.ray.shutdown()
             self._changes.undo()
 
-    # the watch
+    # Watching the head.
 
     def _watch(self) -> None:
         while not self._closing:
-            self._wait_for_end()
+            self._wait_until_closed()
             if self._closing:
                 return
             if not self._same_head():
                 self._lose()
                 return
 
-    def _wait_for_end(self) -> None:
+    def _wait_until_closed(self) -> None:
         try:
             while self._socket.recv(4096):
                 pass
         except OSError:
-            pass  # reset: an end like any other
+            pass  # a reset ends the connection too
 
     def _same_head(self) -> bool:
-        """The head also hangs up on those who say nothing for two minutes; then it is still there."""
+        """True if the head still runs: it closes connections that are silent for two minutes."""
         host, port = _split(self.address)
         try:
             self._socket = socket.create_connection((host, port), CONNECT_SECONDS)
             self._socket.settimeout(None)
-            if self._from_outside:
+            if self._is_ray_client:
                 return bool(self.ray.util.client.ray.get_context().client_worker.ping_server(CONNECT_SECONDS))
             return bool(self.ray._raylet.GcsClient(address=self.address).cluster_id == self._cluster)
-        except Exception:  # noqa: BLE001 (whatever goes wrong here, there is no head that knows us)
+        except Exception:  # noqa: BLE001 (any error means that this head is not ours)
             return False
 
     def _lose(self) -> None:
-        with _ONE_AT_A_TIME:
+        with _RAY_LOCK:
             self.lost.set()
             self._changes.set(self.ray._private.auto_init_hook, "enable_auto_connect", False)
-        for callback in list(self.on_loss):  # these may close us
+        for callback in list(self.on_loss):  # a callback may close this link
             callback(self.error())
-        with _ONE_AT_A_TIME:
+        with _RAY_LOCK:
             if not self._closing:
                 self.ray.shutdown()
 
     def _guard(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Ray shut down under a waiting call raises SystemExit there, which would end the program without a word."""
+        """Raise ClusterLost instead of SystemExit, which Ray raises in waiting calls when it is shut down."""
 
         @functools.wraps(call)
         def guarded(*arguments: Any, **options: Any) -> Any:
@@ -160,7 +160,7 @@ class Link:
 
 
 class Changes:
-    """What is changed in this process while it is connected, and put back afterwards."""
+    """Changes to this process while it is connected; undo() reverts them."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -172,12 +172,12 @@ class Changes:
         setattr(owner, name, value)
 
     def set_environment(self, access: Access) -> None:
-        """Ray reads these when it connects; what it remembers of an earlier cluster, its token above all, must go."""
-        wanted = {name: access.env.get(name) for name in AUTH} | {PATIENCE: NEVER}
-        self._variables = {name: os.environ.get(name) for name in wanted}
-        self._apply(wanted)
+        """Set the variables that Ray reads when it connects, in place of those of an earlier cluster."""
+        variables = {name: access.env.get(name) for name in AUTH} | {RECONNECT_TIMEOUT: NEVER}
+        self._variables = {name: os.environ.get(name) for name in variables}
+        self._apply(variables)
         if _split(access.address)[0] in LOOPBACK:
-            # Or Ray would call the machine's outer address instead, where nobody listens.
+            # Otherwise Ray connects to the machine's external address, where nothing listens.
             self.set(self._ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
 
     def undo(self) -> None:
@@ -207,19 +207,19 @@ def _import_ray() -> Any:
 
 
 def _dial(access: Access) -> socket.socket:
-    """Look before Ray does: where nobody listens it blocks for most of a minute."""
+    """Connect before Ray does: Ray blocks for most of a minute if nothing listens."""
     host, port = _split(access.address)
     try:
         connection = socket.create_connection((host, port), CONNECT_SECONDS)
     except OSError as error:
         raise EngineUnreachable(
-            f"The head of the Ray cluster {access.name!r} does not answer at {access.address}: {error}.",
-            f"`oars why {access.name}` says what is the matter with it.",
+            f"The head of the Ray cluster {access.name!r} does not reply at {access.address}: {error}.",
+            f"Run `oars why {access.name}`.",
         ) from error
     connection.settimeout(None)
     return connection
 
 
 def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.removeprefix(OUTSIDE).rpartition(":")
+    host, _, port = address.removeprefix(RAY_CLIENT).rpartition(":")
     return host, int(port)

@@ -1,4 +1,4 @@
-"""Asks a running Ray: who is there, and may this one go. Through head_helper.py; no Ray in here."""
+"""Queries a running Ray head through head_helper.py and drains its raylets. Does not import Ray."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from oars.engines.ray.scripts import HEAD_HELPER
 from oars.engines.ray.shape import INCARNATION_LABEL, MEMBER_LABEL
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
+ATTEMPT_SECONDS = 5.0  # of one drain request; the loop repeats it, and reports what the worker waits for in between
+
 Node = Mapping[str, Any]
 
 
 async def look(wire: Wire) -> View:
-    """Who is there. The head counts as up when its own raylet is: before that no driver can connect."""
+    """The head counts as up once its own raylet has joined: no driver can connect before."""
     try:
         nodes = await _nodes(wire)
     except EngineUnreachable as error:
         return View(message=error.message)
     members = {MemberId(node["labels"][MEMBER_LABEL]): _member(node) for node in nodes}
     if HEAD not in members:
-        return View(message="Ray's head answers, but its raylet is not there yet")
+        return View(message="the GCS replies, but the head's raylet has not joined yet")
     return View(up=True, members=members)
 
 
 async def _nodes(wire: Wire) -> list[Node]:
-    """The raylets of ours that are alive. Of a member that was just replaced both may be, for a moment: the newer
-    one counts."""
+    """This cluster's live raylets, current incarnations last: a replaced member may be listed twice for a moment."""
     nodes = await wire.ask(HEAD_HELPER, {"op": "nodes", "address": _address(wire)})
-    ours = [node for node in nodes if MEMBER_LABEL in node["labels"]]
-    return sorted(ours, key=lambda node: _is_current(wire, node))
+    members = [node for node in nodes if MEMBER_LABEL in node["labels"]]
+    return sorted(members, key=lambda node: _is_current(wire, node))
 
 
 def _is_current(wire: Wire, node: Node) -> bool:
@@ -56,31 +57,38 @@ def _member(node: Node) -> MemberView:
     )
 
 
-async def drain(wire: Wire, members: Sequence[MemberId], force: bool) -> Sequence[Drained]:
-    """Ray itself refuses to let go of a raylet that works or holds the only copy of an object; we ask until it agrees.
-    force: it stops taking work and goes, whatever it holds."""
-    # Only raylets that run now: Ray agrees to drain any id, also one that it does not know.
+async def reconcile(wire: Wire, view: View) -> None:
+    """Nothing to do: the GCS notices dead raylets by itself."""
+
+
+async def drain(wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
+    """Repeat Ray's drain request until Ray accepts it. Ray rejects it for a raylet that runs tasks or has the only copy
+    of an object. force: Ray takes the raylet out of service, whatever it holds."""
+    # Only raylets that run now: Ray accepts a drain request for any id, even an unknown one.
     nodes = {node["labels"][MEMBER_LABEL]: node for node in await _nodes(wire) if _is_current(wire, node)}
     ids = [nodes[member]["node"] for member in members if member in nodes]
-    request = {"op": "drain", "address": _address(wire), "nodes": ids, "force": force}
-    accepted = await wire.ask(HEAD_HELPER, request) if ids else {}
+    if not ids:
+        return [Drained(member, True) for member in members]
+    seconds = min(deadline, ATTEMPT_SECONDS)
+    request = {"op": "drain", "address": _address(wire), "nodes": ids, "seconds": seconds, "force": force}
+    accepted = await wire.ask(HEAD_HELPER, request)
     return [_drained(member, nodes.get(member), accepted, force) for member in members]
 
 
 def _drained(member: MemberId, node: Node | None, accepted: Mapping[str, bool], force: bool) -> Drained:
     if node is None or force or accepted[node["node"]]:
         return Drained(member, True)
-    return Drained(member, False, _reason(node))
+    return Drained(member, False, _obstacle(node))
 
 
-def _reason(node: Node) -> str:
-    """Ray's words for why it is not idle, in ours."""
+def _obstacle(node: Node) -> str:
+    """What the raylet waits for, from Ray's description of its activity."""
     activity = " ".join(node.get("activity", ()))
     reasons = []
     if "CPU" in activity or "GPU" in activity:
-        reasons.append("tasks run there")
+        reasons.append("running tasks")
     elif "Busy workers" in activity:
-        reasons.append("an actor lives there, or a task runs")
+        reasons.append("an actor or a running task")
     if "object_store_memory" in activity:
-        reasons.append(f"it holds {node.get('held', 0) / 2**20:.1f} MiB of objects that are still referred to")
-    return " and ".join(reasons) or "Ray says that it is not idle"
+        reasons.append(f"{node.get('held', 0) / 2**20:.1f} MiB of objects that are still referenced")
+    return " and ".join(reasons) or "Ray to report it as idle"

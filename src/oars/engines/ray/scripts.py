@@ -1,4 +1,4 @@
-"""The scripts that run in Ray's environment, as text: places ship them to where Ray is."""
+"""Source of the scripts that run in Ray's environment; places copy them there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The user's half: Ray's own module, connected, and an executor. Imports ray when it is used.
+"""The user's part of Ray: the connected ray module, and an executor. Imports ray when its functions are called.
 
-A process has one Ray at a time, so it has one Link; clients and executors of the same cluster share it."""
+A process can be connected to one Ray cluster at a time, so clients and executors of a cluster share one Link."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _link: Link | None = None
 
 
 def connect(access: Access) -> Any:
-    """The ray module, initialised for this cluster."""
-    return _join(access).ray
+    """The ray module, connected to this cluster."""
+    return _acquire(access).ray
 
 
 def disconnect(client: Any) -> None:
-    """Let go of what connect gave; the last one to do so closes the connection."""
-    _leave(_link)
+    """Release the client; the last one closes the connection."""
+    _release(_link)
 
 
 def executor(access: Access) -> Executor:
-    link = _join(access)
-    return RayExecutor(link, lambda: _leave(link))
+    link = _acquire(access)
+    return RayExecutor(link, lambda: _release(link))
 
 
-def _join(access: Access) -> Link:
+def _acquire(access: Access) -> Link:
     global _link
     with _lock:
         if _link is not None and not _link.usable:
@@ -42,14 +42,14 @@ def _join(access: Access) -> Link:
             _link = Link(access)
         elif _link.address != access.address:
             raise UsageError(
-                f"This process is connected to the Ray cluster {_link.name!r} already; Ray allows one at a time.",
+                f"This process is already connected to the Ray cluster {_link.name!r}; Ray allows one at a time.",
                 "Close that connection first, or use another process.",
             )
         _link.users += 1
         return _link
 
 
-def _leave(link: Link | None) -> None:
+def _release(link: Link | None) -> None:
     global _link
     with _lock:
         if link is None or link is not _link:

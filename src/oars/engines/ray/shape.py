@@ -1,4 +1,4 @@
-"""What Ray needs to run: a spec → the head, the raylets, their arguments, ports and environment. Pure."""
+"""Ray's shape: spec → head and raylets with arguments, ports and environment. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
 from oars.engines.ray.scripts import LAUNCH
-from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.model import Group, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
-if TYPE_CHECKING:  # the user's half also runs where there is no pydantic
+if TYPE_CHECKING:  # session.py also runs in environments without pydantic
+    from oars.engines.ray.options import RayOptions
     from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
 
 MEMBER_LABEL = "oars.dev/member"
 INCARNATION_LABEL = "oars.dev/incarnation"
 GROUP_LABEL = "oars.dev/group"
 
-OBJECT_STORE_SHARE = 0.3  # of a member's memory, as Ray itself takes it of a machine's
-OBJECT_STORE_LEAST = 80 * 2**20  # Ray refuses less than 75 MiB
+OBJECT_STORE_SHARE = 0.3  # of a member's memory; Ray takes the same share of a machine's
+MIN_OBJECT_STORE = 80 * 2**20  # Ray refuses less than 75 MiB
 RESERVED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 
-# Every raylet listens on these. All are fixed: agents that choose for themselves make the raylet wait for them.
+# Ports of every raylet. All are fixed: a raylet waits for agents that choose their own.
 NODE_PORTS = (
     Port("node-manager", 6380, on_service=False),
     Port("object-manager", 6381, on_service=False),
@@ -31,15 +32,15 @@ NODE_PORTS = (
     Port("agent", 52365, on_service=False),
     Port("metrics", 8080, on_service=False),
 )
-# Users of Ray on Kubernetes know the first port by the name of what listened there once.
+# "redis-primary" is the name that KubeRay uses for the GCS port.
 HEAD_PORTS = (
     Port("client", 6379, alias="redis-primary"),
-    Port("dashboard", 8265),
+    Port("dashboard", 8265, dashboard=True),
     Port("ray-client", 10001),
     *NODE_PORTS,
 )
 GCS_PROBE = Probe("dashboard", "/api/gcs_healthz")
-RAYLET_PROBE = Probe("agent", "/api/local_raylet_healthz")  # answers when the raylet has joined
+RAYLET_PROBE = Probe("agent", "/api/local_raylet_healthz")  # replies once the raylet has joined
 PORT_OPTIONS = {
     "node-manager": "--node-manager-port",
     "object-manager": "--object-manager-port",
@@ -49,30 +50,58 @@ PORT_OPTIONS = {
     "metrics": "--metrics-export-port",
 }
 
-# Read when the engine runs, so members and clusters that differ in them can be forked from one Python.
+# Read when Ray starts, not when it is imported, so members that differ in them can share a fork server.
 LATE_ENV = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
-# A driver ends itself, with an error, when the head is gone for this long (Ray's default: a minute). One that missed
-# the change of heads would wait for ever, so a new head keeps still for a little longer. Members wait longer: on
-# Kubernetes a first head may be slow, and on one machine the keeper replaces them at once.
-DRIVER_PATIENCE = 3
-NEW_HEAD_PAUSE = 5
-MEMBER_PATIENCE = 20
-PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+# A driver exits with an error when the head is gone for this long (Ray's default: 60 s). A driver that did not notice
+# the change of heads would wait forever, so a new head waits a little longer before it listens. Members wait longer:
+# on Kubernetes the first head may be slow, and locally Oars replaces them at once.
+DRIVER_RECONNECT_SECONDS = 3
+NEW_HEAD_DELAY_SECONDS = 5
+MEMBER_RECONNECT_SECONDS = 20
+RECONNECT_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
 MEMBER_ENV = {
-    PATIENCE: str(MEMBER_PATIENCE),
-    "OARS_RAY_LINGER": str(NEW_HEAD_PAUSE),  # read by launch.py
+    RECONNECT_TIMEOUT: str(MEMBER_RECONNECT_SECONDS),
+    "OARS_RAY_NEW_HEAD_DELAY": str(NEW_HEAD_DELAY_SECONDS),  # read by launch.py
     "RAY_USAGE_STATS_ENABLED": "0",
-    # The server for drivers outside starts a process for each, by fork; gRPC's own care for forks kills one in three
-    # of those that come soon after the start (a segmentation fault in its event engine).
+    # The Ray Client server forks a process per driver. gRPC's fork support kills one in three of those that connect
+    # soon after the start (a segmentation fault in its event engine).
     "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "SPT_NOENV": "1",  # renaming itself, a process of Ray would overwrite its environment, by which we know it
+    "SPT_NOENV": "1",  # Ray renames its processes and would overwrite the environment by which Oars finds them
 }
 
-
-# A driver that nodes cannot dial speaks through a server beside the head.
+# Drivers that nodes cannot connect to use the Ray Client server on the head.
 OUTSIDE = "ray://$(head.host):$(head.ray-client)"
+
+LOG_PATTERNS = (
+    LogPattern(
+        "(?i)version mismatch|the cluster was started with:",
+        "its versions differ from those of the head",
+        "Use the same image for the head, all workers and the driver, and the same versions in the client.",
+        "VersionMismatch",
+        r"(?s)The cluster was started with:\s*Ray: (\S+)\s*Python: (\S+)\s*"
+        r"This process .{0,200}?was started with:\s*Ray: (\S+)\s*Python: (\S+)",
+        "head: Ray {0}, Python {1}; here: Ray {2}, Python {3}",
+    ),
+    LogPattern(
+        "authentication error|UNAUTHENTICATED",
+        "the head rejected it: it was started for another head or token",
+        "Oars replaces it together with the head. If this goes on, recreate the cluster.",
+    ),
+)
+
+
+def options_model() -> type[RayOptions]:
+    from oars.engines.ray.options import RayOptions
+
+    return RayOptions
+
+
+def _options(spec: ClusterSpec) -> RayOptions:
+    from oars.spec.options import parse_options
+
+    return parse_options(options_model(), spec)
 
 
 def needs(spec: ClusterSpec) -> Needs:
@@ -80,30 +109,32 @@ def needs(spec: ClusterSpec) -> Needs:
 
 
 def check(spec: ClusterSpec) -> None:
-    """Raise SpecError for what Ray cannot do."""
+    """Raise SpecError for what Ray does not support."""
     for group in spec.workers:
         where = f"workers[{group.name}]"
         for name, amount in group.resources.items():
             if name in RESERVED_RESOURCES:
-                raise SpecError(f"{where}.resources: {name!r} is Ray's own.", "Use cpu, gpu or memory instead.")
+                raise SpecError(f"{where}.resources: {name!r} is reserved by Ray.", "Use cpu, gpu or memory instead.")
             if amount != int(amount):
-                raise SpecError(f"{where}.resources: {name} is {amount}; Ray counts in whole numbers.")
+                raise SpecError(f"{where}.resources: {name} is {amount}; Ray accepts whole numbers only.")
         _check_labels(where, group.labels)
-    if spec.ray.object_store_memory is not None and spec.ray.object_store_memory < OBJECT_STORE_LEAST:
+    store = _options(spec).object_store_memory
+    if store is not None and store < MIN_OBJECT_STORE:
         raise SpecError("ray.objectStoreMemory: Ray needs at least 80Mi.")
-    shape(spec)  # sizes are refused where they are reckoned: a place may fill in some that the user did not give
+    shape(spec)  # checks the sizes, which a place may have filled in
 
 
 def _check_labels(where: str, labels: Mapping[str, str]) -> None:
     for name, value in labels.items():
         if any(mark in name + value for mark in ",= $"):
-            raise SpecError(f"{where}.labels: {name}={value} holds one of ',', '=', '$' or a space.")
+            raise SpecError(f"{where}.labels: {name}={value} contains ',', '=', '$' or a space.")
         if name.startswith(("ray.io/", "oars.dev/")):
-            raise SpecError(f"{where}.labels: names starting with {name.split('/')[0]}/ are taken.")
+            raise SpecError(f"{where}.labels: the prefix {name.split('/')[0]}/ is reserved.")
 
 
 def shape(spec: ClusterSpec) -> Shape:
-    dashboard = {"dashboard": "http://$(head.host):$(head.dashboard)"} if spec.ray.dashboard else {}
+    options = _options(spec)
+    dashboard = {"dashboard": "http://$(head.host):$(head.dashboard)"} if options.dashboard else {}
     return Shape(
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
@@ -112,38 +143,40 @@ def shape(spec: ClusterSpec) -> Shape:
             "outside": OUTSIDE,
             **dashboard,
         },
-        secrets=("token",) if spec.ray.auth == "token" else (),
-        dashboard_secret="token" if dashboard and spec.ray.auth == "token" else "",
+        secrets=("token",) if options.auth == "token" else (),
+        dashboard_secret="token" if dashboard and options.auth == "token" else "",
         image="rayproject/ray:2.60.0-py311",
         needs_helper=True,
         driver_env=_driver_env(spec),
         outside_env={"RAY_ADDRESS": OUTSIDE},
+        log_patterns=LOG_PATTERNS,
     )
 
 
 def _driver_env(spec: ClusterSpec) -> dict[str, str]:
-    """`ray.init()` finds the cluster."""
+    """Lets `ray.init()` find the cluster."""
     return {
         **_auth(spec),
         "RAY_ADDRESS": "$(head.host):$(head.client)",
-        # Keeps Ray from taking a loopback address for a mistake and calling the machine's outer one, where nobody
-        # listens. It is named after the systems on which that is the default.
+        # Without it Ray replaces a loopback address by the machine's external one, where nothing listens. The name
+        # comes from the systems on which "0" is the default.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        PATIENCE: str(DRIVER_PATIENCE),
+        RECONNECT_TIMEOUT: str(DRIVER_RECONNECT_SECONDS),
     }
 
 
 def _auth(spec: ClusterSpec) -> dict[str, str]:
-    """A token that the user's own environment or home directory has for another cluster must not come in between."""
-    if spec.ray.auth == "none":
+    """Overrides a token for another cluster in the user's environment or home directory."""
+    if _options(spec).auth == "none":
         return {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": ""}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "$(secret.token)"}
 
 
 def _head(spec: ClusterSpec) -> Group:
-    """With workers the head only keeps the books; alone it does the work."""
-    alone = not any(group.replicas for group in spec.workers)
+    """The head runs tasks only if the cluster has no workers."""
+    has_workers = any(group.replicas for group in spec.workers)
+    dashboard = _options(spec).dashboard
     resources = _resources(spec, spec.head, "head")
     arguments = [
         "--head",
@@ -151,12 +184,12 @@ def _head(spec: ClusterSpec) -> Group:
         "--dashboard-host=$(bind)",
         "--dashboard-port=$(port.dashboard)",
         "--ray-client-server-port=$(port.ray-client)",
-        *([] if spec.ray.dashboard else ["--include-dashboard=false"]),
+        *([] if dashboard else ["--include-dashboard=false"]),
         *_node(spec, resources, {}, "head"),
-        f"--num-cpus={_cpus(resources.cpu) if alone else 0}",
+        f"--num-cpus={0 if has_workers else _cpus(resources.cpu)}",
         "--num-gpus=0",
     ]
-    probe = GCS_PROBE if spec.ray.dashboard else RAYLET_PROBE
+    probe = GCS_PROBE if dashboard else RAYLET_PROBE
     process = _process(spec, arguments, spec.head.env, HEAD_PORTS, probe)
     return Group("head", Role.HEAD, 1, process, resources)
 
@@ -176,51 +209,51 @@ def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
 
 
 def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], group: str) -> Iterable[str]:
-    """What every raylet is told. Its labels say which member it is: one that died is not taken for its successor."""
-    ours = {MEMBER_LABEL: "$(member)", INCARNATION_LABEL: "$(incarnation)", GROUP_LABEL: group}
+    """Arguments of every raylet. Its labels name the member and its incarnation."""
+    own_labels = {MEMBER_LABEL: "$(member)", INCARNATION_LABEL: "$(incarnation)", GROUP_LABEL: group}
     yield "--node-ip-address=$(host)"
     yield "--node-name=$(member)"
     yield "--temp-dir=$(dir)"
-    yield "--labels=" + ",".join(f"{name}={value}" for name, value in {**labels, **ours}.items())
+    yield "--labels=" + ",".join(f"{name}={value}" for name, value in {**labels, **own_labels}.items())
     for name, option in PORT_OPTIONS.items():
         yield f"{option}=$(port.{name})"
-    yield "--min-worker-port=0"  # the system chooses: a fixed range would be shared by all raylets of a machine
+    yield "--min-worker-port=0"  # chosen by the system: all raylets of a machine would share a fixed range
     yield "--max-worker-port=0"
     if resources.memory is not None:
-        yield f"--memory={resources.memory - resources.shared_memory}"  # for tasks; the store is not theirs
+        yield f"--memory={resources.memory - resources.shared_memory}"  # for tasks, without the object store
     if resources.shared_memory:
         yield f"--object-store-memory={resources.shared_memory}"
 
 
 def _resources(spec: ClusterSpec, member: Head | WorkerGroup, where: str, gpu: int = 0) -> Resources:
-    """The object store is part of the memory, and something must be left for tasks."""
+    """The object store is part of the memory and must leave some for tasks."""
     store = _store(spec, member.memory) or 0
     if member.memory is not None and store >= member.memory:
         raise SpecError(
-            f"{where}.memory must be larger than Ray's object store, which needs {store / 2**20:.0f}Mi of it.",
-            f"Raise {where}.memory, or lower ray.objectStoreMemory if that is given.",
+            f"{where}.memory must be larger than Ray's object store, which takes {store / 2**20:.0f}Mi of it.",
+            f"Raise {where}.memory, or lower ray.objectStoreMemory if it is set.",
         )
     return Resources(member.cpu, member.memory, gpu, store)
 
 
 def _store(spec: ClusterSpec, memory: int | None) -> int | None:
     """Bytes of shared memory for objects; None: Ray chooses."""
-    share = None if memory is None else max(OBJECT_STORE_LEAST, int(memory * OBJECT_STORE_SHARE))
-    return spec.ray.object_store_memory or share
+    share = None if memory is None else max(MIN_OBJECT_STORE, int(memory * OBJECT_STORE_SHARE))
+    return _options(spec).object_store_memory or share
 
 
 def _cpus(cpu: float) -> int:
-    """Ray counts whole processors on a node."""
+    """Ray accepts whole processors only."""
     return max(1, math.ceil(cpu))
 
 
 def _process(
     spec: ClusterSpec, arguments: list[str], env: Mapping[str, str], ports: tuple[Port, ...], probe: Probe
 ) -> Process:
-    light = {} if spec.ray.dashboard else {"OARS_RAY_LIGHT": "1"}  # read by launch.py
+    agents = {} if _options(spec).dashboard else {"OARS_RAY_MINIMAL_AGENTS": "1"}  # read by launch.py
     return Process(
         argv=("ray", "start", *arguments, "--disable-usage-stats", "--log-color=false", "--block"),
-        env={**MEMBER_ENV, **light, **_auth(spec), **spec.env, **env},
+        env={**MEMBER_ENV, **agents, **_auth(spec), **spec.env, **env},
         ports=ports,
         files={"launch.py": LAUNCH},
         entry="$(file.launch.py)",

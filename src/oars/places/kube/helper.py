@@ -1,9 +1,9 @@
-"""Runs beside the head, in its image and with its environment: standard library only. Two duties:
+"""The helper: runs in a sidecar of the head, with the head's image and environment. Standard library only.
 
-- It answers those who look after the cluster: POST /ask {"script": text, "request": {…}} has the script (an engine's
-  head_helper.py) answer the request, {"ok": …} or {"error": "…"}. Whoever asks must know the cluster's token.
-- Where no operator looks after the cluster it watches a Lease that the cluster's owner renews. When the owner has
-  been silent for too long it deletes the object on which all others hang, and so itself.
+- It serves the control loop: POST /ask {"script": text, "request": {…}} passes the request to the script (an engine's
+  head_helper.py) and returns its reply, {"ok": …} or {"error": "…"}. The caller must send the cluster's token.
+- In direct mode it watches the Lease that the cluster's owner renews. If the owner does not renew it in time, the
+  helper deletes the root object, and so the whole cluster including itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ import threading
 import time
 from typing import Any
 
-ACCOUNT = "/var/run/secrets/oars"  # token and ca.crt of the API server, if we may speak to it
+ACCOUNT = "/var/run/secrets/oars"  # token and ca.crt for the API server, if the helper watches a Lease
 TOKEN_FILE = "/etc/oars/secrets/control"
 MAX_BODY = 4 * 2**20
-LOOK_SECONDS = 5.0
-PATIENCE = 120.0  # until the Lease says another
-ORPHAN_SECONDS = "oars.dev/orphaned"  # annotation of the Lease; not of this pod, which would go if it changed
+POLL_SECONDS = 5.0  # between two reads of the Lease
+ORPHAN_TIMEOUT = 120.0  # seconds; used until an annotation of the Lease has been read
+# Annotation of the Lease: the orphan timeout in seconds. On the pod, a change of it would replace the head.
+ORPHANED_ANNOTATION = "oars.dev/orphaned"
 
 
 class Scripts:
-    """Running scripts. As many of each as there are questions at a time: a long one must not keep others waiting."""
+    """Pool of running scripts: one process per concurrent request, so that a long request does not delay others."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -80,7 +81,7 @@ SCRIPTS = Scripts()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """One request a connection."""
+    """Handles one request per connection."""
 
     timeout = 30
 
@@ -94,8 +95,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif not self.knows_token():
             self.answer(401, {"error": "wrong token"})
         else:
-            question = json.loads(self.rfile.read(length))
-            self.answer(200, SCRIPTS.ask(question["script"], question["request"]))
+            body = json.loads(self.rfile.read(length))
+            self.answer(200, SCRIPTS.ask(body["script"], body["request"]))
 
     def knows_token(self) -> bool:
         with open(TOKEN_FILE) as file:
@@ -111,83 +112,88 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: every look would be a line."""
+        """Log nothing: the control loop sends requests all the time."""
 
 
 class Owner:
-    """How long the owner has been silent. Time is measured here, from one change of the Lease to the next: no two
-    clocks are compared."""
+    """Measures how long the owner has not renewed the Lease. Only the local clock is used, from one observed change of
+    the Lease to the next, so clock skew does not matter."""
 
     def __init__(self, now: float) -> None:
-        self.renewed = ""
-        self.heard = now
+        self.renew_time = ""
+        self.changed_at = now
 
     def silence(self, status: int, lease: Any, now: float) -> float:
-        """Seconds, after another look. Only time in which we can see counts: while the API server is away nobody can
-        renew. An owner who is there makes a deleted Lease anew, so one that stays away is silence too."""
-        renewed = str(lease.get("spec", {}).get("renewTime", ""))
-        if status == 200 and renewed != self.renewed:
-            self.renewed, self.heard = renewed, now
+        """Seconds since the last renewal, given another read of the Lease. Time while the API server is unreachable
+        does not count, for the owner cannot renew then. A missing Lease counts: a live owner would recreate it."""
+        renew_time = str(lease.get("spec", {}).get("renewTime", ""))
+        if status == 200 and renew_time != self.renew_time:
+            self.renew_time, self.changed_at = renew_time, now
         elif status not in (200, 404):
-            self.heard = now
-        return now - self.heard
+            self.changed_at = now
+        return now - self.changed_at
 
 
-def patience_said(lease: Any, before: float) -> float:
-    """Seconds for which an owner may be silent, as the Lease has it now. 0: for ever."""
+def read_orphan_timeout(lease: Any, before: float) -> float:
+    """The orphan timeout in seconds that the Lease states, or `before` if it states none. 0: no timeout."""
     try:
-        return float((lease.get("metadata", {}).get("annotations") or {})[ORPHAN_SECONDS])
+        return float((lease.get("metadata", {}).get("annotations") or {})[ORPHANED_ANNOTATION])
     except (KeyError, ValueError):
         return before
 
 
 class OnceLogger:
-    """Says what is wrong once, not at every look."""
+    """Logs each problem once, not in every poll, until `reset`."""
 
     def __init__(self) -> None:
-        self.said: set[str] = set()
+        self.logged: set[str] = set()
 
-    def say(self, sentence: str) -> None:
-        if sentence not in self.said:
-            self.said.add(sentence)
-            sys.stderr.write(f"{sentence}\n")
-            sys.stderr.flush()  # older Pythons keep it
+    def log(self, message: str) -> None:
+        if message not in self.logged:
+            self.logged.add(message)
+            sys.stderr.write(f"{message}\n")
+            sys.stderr.flush()  # older Pythons buffer stderr
 
-    def all_is_well(self) -> None:
-        self.said.clear()
+    def reset(self) -> None:
+        self.logged.clear()
 
 
-def watch_owner(namespace: str, name: str, patience: float = PATIENCE) -> None:
-    owner, voice = Owner(time.monotonic()), OnceLogger()
+def watch_owner(namespace: str, name: str, timeout: float = ORPHAN_TIMEOUT) -> None:
+    """Delete the cluster when its owner has not renewed the Lease for `timeout` seconds."""
+    owner, logger = Owner(time.monotonic()), OnceLogger()
     while True:
-        time.sleep(min(LOOK_SECONDS, patience / 4 or LOOK_SECONDS))  # the one thing to await is that nothing happens
+        time.sleep(min(POLL_SECONDS, timeout / 4 or POLL_SECONDS))
         status, lease = call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
-        patience = patience_said(lease, patience)
+        timeout = read_orphan_timeout(lease, timeout)
         silence = owner.silence(status, lease, time.monotonic())
         if status == 200 and silence == 0:
-            voice.all_is_well()
+            logger.reset()
         elif status == 403:
-            voice.say(f"{lacks('get', f'lease {name}', lease)} Until then nobody notices if the owner is gone.")
-        elif status == 404 and patience:
-            voice.say(f"The Lease {name} is gone: without its owner the cluster is removed in {patience:.0f} s.")
-        if patience and silence > patience:
-            voice.say(f"The owner has been silent for {patience:.0f} s: removing the cluster.")
-            remove(namespace, name, voice)
+            logger.log(
+                f"{missing_right('get', f'lease {name}', lease)} Until then nobody notices if the owner is gone."
+            )
+        elif status == 404 and timeout:
+            logger.log(f"The Lease {name} is gone: without its owner the cluster is removed in {timeout:.0f} s.")
+        if timeout and silence > timeout:
+            logger.log(f"The owner has been silent for {timeout:.0f} s: removing the cluster.")
+            remove(namespace, name, logger)
 
 
-def remove(namespace: str, name: str, voice: OnceLogger) -> None:
+def remove(namespace: str, name: str, logger: OnceLogger) -> None:
     path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
     status, answer = call("DELETE", path, {"propagationPolicy": "Background"})
     if status == 403:
-        voice.say(f"{lacks('delete', f'configmap {name}', answer)} Until then the cluster stays: use `oars down`.")
+        logger.log(
+            f"{missing_right('delete', f'configmap {name}', answer)} Until then the cluster stays: use `oars down`."
+        )
 
 
-def lacks(verb: str, what: str, answer: Any) -> str:
+def missing_right(verb: str, what: str, answer: Any) -> str:
     return f"This pod's service account needs the right to {verb} the {what} ({answer.get('message', 'forbidden')})."
 
 
 def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    """(status, answer) of the API server; status 0 if it does not answer."""
+    """Status and body of the API server's response; status 0 if there is none."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], int(os.environ["KUBERNETES_SERVICE_PORT"])
     try:
         with open(f"{ACCOUNT}/token") as file:
@@ -195,15 +201,15 @@ def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:
         context = ssl.create_default_context(cafile=f"{ACCOUNT}/ca.crt")
         connection = http.client.HTTPSConnection(host, port, timeout=10, context=context)
         connection.request(method, path, json.dumps(body) if body else None, headers)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read() or b"{}")
+        response = connection.getresponse()
+        return response.status, json.loads(response.read() or b"{}")
     except (OSError, ValueError, http.client.HTTPException) as error:
         sys.stderr.write(f"{method} {path}: {error}\n")
         return 0, {}
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # as process 1 we would not be ended by it
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the kernel ignores SIGTERM for process 1 without a handler
     lease = os.environ.get("OARS_LEASE")
     if lease:
         threading.Thread(target=watch_owner, args=lease.split("/"), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Names and labels of a cluster's objects. Deterministic: whoever looks finds them by these alone. Pure."""
+"""Names and labels of a cluster's objects. Deterministic: objects can be found by them alone. Pure."""
 
 from __future__ import annotations
 
@@ -11,46 +11,49 @@ Object = dict[str, Any]
 KindAndName = tuple[str, str]  # kind, name
 
 CLUSTER = "oars.dev/cluster"
-GROUP = "oars.dev/group"  # a worker group's name; no such group may be called head
+GROUP = "oars.dev/group"  # the worker group's name, or head; no worker group may be called head
 REVISION = "oars.dev/revision"  # of a worker group's template; another one means another Deployment
-HEAD_EPOCH = "oars.dev/head"  # annotation of workers: the head's incarnation that they were started for
-APPLIED = "oars.dev/applied"  # annotation: what we asked for, in short, so that nothing is written twice
-ROLLOUT = "deployment.kubernetes.io/revision"  # annotation of a Deployment: how many descriptions it has had
-FILES = "oars.dev/files"  # annotation of pods that mount files of the engine: their content, in short
-GOING = "oars.dev/going"  # annotation of a drained pod that shall be the next to go
+HEAD_EPOCH = "oars.dev/head-epoch"  # annotation of workers: the head they were started for; none: the first
+APPLIED = "oars.dev/applied"  # annotation: fingerprint of what was applied, so that nothing is applied twice
+ROLLOUT = "deployment.kubernetes.io/revision"  # annotation of a Deployment: number of its rollouts
+FILES = "oars.dev/files"  # annotation of pods that mount files of the engine: hash of their content
+LEAVING = "oars.dev/leaving"  # annotation of a drained pod whose Deployment has been scaled down
 ORPHANED = (
     "oars.dev/orphaned"  # annotation of the Lease: seconds that the cluster outlives its owner; helper.py reads it
 )
+FORCE = (
+    "oars.dev/force-generation"  # annotation of a resource: workers of this generation may be removed with their data
+)
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
-# On the operator's pods; also what lets them through a cluster's NetworkPolicy.
+# Labels of the operator's pods. A cluster's NetworkPolicy admits pods that have them.
 OPERATOR = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/component": "operator"}
-OPERATOR_WATCHES = "oars.dev/operator-watches"  # annotation of that Lease: namespaces with commas between; none: all
-OPERATOR_HOME = "oars.dev/operator-namespace"  # annotation of the definition: where the operator's Lease is
+OPERATOR_WATCHES = "oars.dev/operator-watches"  # annotation of its Lease: comma-separated namespaces; none: all
+OPERATOR_HOME = "oars.dev/operator-namespace"  # annotation of the CRD: namespace of the operator's Lease
 
-HELPER = "oars"  # our container beside the head
+HELPER = "oars"  # the sidecar of the head
 HELPER_PORT = 7070
 
 
 def head(cluster: str) -> str:
-    """The head's Deployment, its Service (and so its DNS name) and its PodDisruptionBudget."""
+    """Name of the head's Deployment, its Service (and so its DNS name) and its PodDisruptionBudget."""
     return f"{cluster}-head"
 
 
 def workers(cluster: str, group: str) -> str:
-    """A worker group's Deployment."""
+    """Name of a worker group's Deployment."""
     return f"{cluster}-{'worker' if group == 'default' else group}"
 
 
 def root(cluster: str) -> str:
-    """The ConfigMap with the files of the members; without an operator all objects hang on it. The Secret, the Lease,
-    the pods' account and the policy of who reaches them have the same name: one that an application might have of its
-    own, as the cluster's own name is, would be no name for them."""
+    """Name of the ConfigMap with the members' files, which in direct mode is the root object. The Secret, the Lease,
+    the ServiceAccount and the NetworkPolicy have the same name. The suffix avoids conflicts with objects of an
+    application that is called like the cluster."""
     return f"{cluster}-oars"
 
 
 def labels(cluster: str, engine: str) -> dict[str, str]:
-    """On every object of a cluster."""
+    """Labels of every object of a cluster."""
     return {
         "app.kubernetes.io/name": engine,
         "app.kubernetes.io/instance": cluster,
@@ -60,7 +63,7 @@ def labels(cluster: str, engine: str) -> dict[str, str]:
 
 
 def pod_labels(cluster: str, group: str = HEAD) -> dict[str, str]:
-    """By which Deployments, the Service and we find pods: the head's, or those of a worker group."""
+    """Labels by which Deployments, the Service and Oars select pods: the head's, or those of a worker group."""
     return {CLUSTER: cluster, GROUP: group}
 
 
@@ -69,5 +72,5 @@ def kind_and_name(obj: Mapping[str, Any]) -> KindAndName:
 
 
 def selector(wanted: Mapping[str, str]) -> str:
-    """A label selector in the form of a query."""
+    """A label selector as a query parameter."""
     return ",".join(f"{name}={value}" for name, value in wanted.items())

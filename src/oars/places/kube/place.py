@@ -1,406 +1,409 @@
-"""Kubernetes: the six verbs for one cluster. Deployments do the healing; we describe, drain, and say what is wrong."""
+"""The Kubernetes place: members are pods of Deployments, which replace failed pods themselves."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from oars.base.log import get_logger, pairs
-from oars.base.text import listed
+from oars.base.text import join_names
 from oars.kube.client import Client
-from oars.kube.errors import ApiError
-from oars.kube.kinds import DEPLOYMENT, INGRESS, POD, Object
-from oars.model import HEAD, Cause, Desired, Ensure, Group, LoopState, Member, MemberId, Observed, Remove, Role
+from oars.kube.errors import ApiError, is_not_found
+from oars.kube.kinds import DEPLOYMENT, INGRESS, POD, POD_DISRUPTION_BUDGET, Object
+from oars.model import HEAD, Cause, Desired, Ensure, Group, LoopState, Member, Observed, Pace, Remove, Role
+from oars.places.base import PlaceError
 from oars.places.kube import names
-from oars.places.kube.disruption_budget import BudgetTimer
 from oars.places.kube.render import objects, sidecar
-from oars.places.kube.render.fingerprint import Fingerprint, group_fingerprint, head_fingerprint
-from oars.places.kube.render.pod import Cluster, revision
-from oars.places.kube.scale_down import Waiting
+from oars.places.kube.render.fingerprint import Fingerprint
+from oars.places.kube.scale_down import ScaleDownGate
 from oars.places.kube.state import observe
-from oars.places.kube.state.cache import ReadYourWrites, Seen
+from oars.places.kube.state.cache import ClusterCache, ReadYourWrites
 from oars.places.kube.state.owned_objects import OwnedObjects
-from oars.places.kube.state.secrets import ensure_secret
-from oars.places.kube.why.api_errors import Taken, cause_of, is_about_roles
-from oars.places.kube.why.evidence import Evidence, Ground
+from oars.places.kube.state.secrets import ensure_secret, read_helper_token
+from oars.places.kube.why.api_errors import NameConflict, cause_of, is_about_rbac
+from oars.places.kube.why.evidence import Evidence, SharedLists
 from oars.places.kube.wire import KubeWire, Reach
-from oars.spec.status import Phase, Status
+from oars.places.report import Report
+from oars.plan.desired import digest
 
-FIRST_TO_GO = "-1000"
+REMOVE_FIRST = "-1000"  # pod deletion cost of a drained worker
+# Watches report changes of pods. Only the engine, and the causes of missing members, must be polled.
+PACE = Pace(soon=0.5, waiting=2.0, resting=10.0)
 
 log = get_logger(__name__)
 
 
 class Root(Protocol):
-    """The object on which all others hang, and which keeps what the loop must remember."""
+    """The object that owns all others. It stores the loop state and publishes the report."""
 
     @property
     def owner(self) -> Object:
-        """A reference to it, for the others."""
+        """An owner reference to it."""
 
     @property
-    def notes(self) -> LoopState: ...
+    def state(self) -> LoopState: ...
 
-    @property
-    def was_ready(self) -> bool:
-        """Whether the cluster was last told to be ready."""
-
-    async def save(self, notes: LoopState, status: Status | None, causes: tuple[Cause, ...]) -> None:
+    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
         """Writes only what changed."""
-
-    async def settle(self) -> None:
-        """The cluster has been ready for a while."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a place needs besides the cluster itself."""
+    """The dependencies of a place."""
 
     client: Client
-    seen: Seen
+    cache: ClusterCache
     root: Root
     reach: Reach
-    mode: str  # "operator" or "direct"
-    watched: bool = False  # whether our helper shall end the cluster when its owner is gone
-    ground: Ground | None = None  # shared by the clusters of an operator
-    is_busy: Callable[[], bool] = lambda: False  # many others are being started: what can wait shall
+    lists: SharedLists | None = None  # shared by the clusters of an operator
 
 
 class KubePlace:
-    """The six verbs for one cluster."""
+    """One cluster's members in one namespace."""
 
-    def __init__(self, setting: Setting, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:
-        self._setting = setting
-        self._client = setting.client
-        self._cluster = cluster
+    def __init__(self, setting: Setting, namespace: str, clock: Callable[[], float] = time.time) -> None:
+        self._client, self._cache, self._root, self._reach = (
+            setting.client, setting.cache, setting.root, setting.reach,
+        )  # fmt: skip
+        self._namespace = namespace
         self._clock = clock
         self._pods, self._deployments = ReadYourWrites(), ReadYourWrites()
-        ground = setting.ground or Ground(setting.client)
-        self._evidence = Evidence(setting.client, cluster.namespace, ground)
-        self._refusals: tuple[Cause, ...] = ()
-        self._waits: tuple[Cause, ...] = ()
-        self._waiting = Waiting(clock)
-        self._notes = setting.root.notes
-        self._watched = setting.watched
+        self._evidence = Evidence(setting.client, namespace, setting.lists or SharedLists(setting.client))
+        self._gate = ScaleDownGate(clock)
+        self._state = setting.root.state
+        self._may_watch_owner = True  # False: we may not grant the helper the rights it needs for that
         self._token = ""
-        self._around = OwnedObjects(setting.client, setting.seen, setting.root.owner, clock)
-        told, ready = setting.mode == "operator", setting.root.was_ready
-        self._guard = BudgetTimer(cluster.name, self._around, clock, told=told, ready=ready, is_busy=setting.is_busy)
-        # What the description comes to; rendering it in every pass would be dear.
+        self._budget_applied = False
+        self._owned = OwnedObjects(setting.client, setting.cache, setting.root.owner, clock)
+        # Cache of what the desired state renders to: rendering in every pass is too slow.
+        self._rendered_from: Desired | None = None
         self._rendered: dict[object, Fingerprint] = {}
-        self._revision_of: dict[object, str] = {}
-
-    def describe(self, cluster: Cluster) -> None:
-        """It shall be so from now on."""
-        if cluster != self._cluster:
-            self._cluster = cluster
-            self._rendered.clear()
-            self._revision_of.clear()
+        self._revision_of: dict[str, str] = {}
 
     # observe
 
-    async def observe(self) -> Observed:
+    async def observe(self, desired: Desired) -> Observed:
+        self._use(desired)
         pods = self.pods()
-        members = observe.members(pods, self._revisions())
-        if self._is_head_outdated():
-            members = tuple(observe.replaced(member) if member.id == HEAD else member for member in members)
-        failures = observe.failures(pods, self._clock())
-        found: tuple[Cause, ...] = ()
-        if self._is_lacking(members):
-            found = await self._evidence.causes(pods, self.deployments())
+        members = observe.members(pods, self._revisions(desired))
+        head = self._deployment(names.head(desired.name))
+        if head is not None:
+            await self._read_token(desired)
+            if self._is_outdated(desired, head):
+                members = tuple(observe.replaced(each) if each.id == HEAD else each for each in members)
+        causes: tuple[Cause, ...] = ()
+        if self._is_lacking(desired, members):
+            causes = await self._evidence.causes(pods, self.deployments(), desired.shape.log_patterns)
         else:
             self._evidence.forget()
-        causes = (*self._refusals, *found, *self._waits)
-        self._refusals = self._waits = ()
-        remarks = (sidecar.UNWATCHED,) if self._setting.watched and not self._watched else ()
-        notes = replace(self._notes, failures=failures)
-        return Observed(members, notes, heals=True, causes=causes, remarks=remarks)
+        remarks = (sidecar.UNWATCHED,) if desired.tied and not self._may_watch_owner else ()
+        deaths = observe.deaths(pods, self._clock())
+        return Observed(members, self._known_state(), deaths, PACE, causes, remarks)
 
-    def _is_head_outdated(self) -> bool:
-        """What is there will be replaced, by us in a moment or by its Deployment."""
-        live = self._deployment(names.head(self._cluster.name))
-        if live is None:
-            return False
-        asked, wanted = Fingerprint.of(live), self._head_asked()
-        return (not asked.covers(wanted) and asked.words != wanted.words) or not observe.is_rolled_out(live)
+    def _known_state(self) -> LoopState:
+        """The loop state. If the root has lost it, the head epoch is read from the worker Deployments."""
+        epochs = [Fingerprint.of(deployment).epoch for deployment in self._worker_deployments()]
+        return replace(self._state, head_epoch=max([self._state.head_epoch, *epochs]))
 
-    def _head_asked(self) -> Fingerprint:
-        if HEAD not in self._rendered:
-            around, wanted = self._render_head(watched=self._watched)
-            if self._watched:
-                others, unwatched = self._render_head(watched=False)
-                live = self._deployment(names.head(self._cluster.name))
-                if live is not None and Fingerprint.of(live).mark == unwatched.mark:
-                    # By somebody who could not have it watched. Another head would cost all that the cluster holds.
-                    self._watched, around, wanted = False, others, unwatched
-            self._around.expect(around)
-            self._rendered[HEAD] = wanted
-        return self._rendered[HEAD]
+    def _use(self, desired: Desired) -> None:
+        """Drop cached renderings of an older spec. The head epoch, `force` and the generation do not affect them."""
+        same = replace(desired, head_epoch=0, force=False, generation=0)
+        if same != self._rendered_from:
+            self._rendered_from = same
+            self._rendered.clear()
+            self._revision_of.clear()
 
-    def _render_head(self, *, watched: bool) -> tuple[list[Object], Fingerprint]:
-        around, head = sidecar.head_and_owned(self._cluster, watched)
-        return around, Fingerprint(revision({"around": around, "head": head}), head_fingerprint(self._cluster))
+    def _is_outdated(self, desired: Desired, head: Object) -> bool:
+        """True if the head pod is about to be replaced: we will apply a change, or its Deployment rolls one out."""
+        applied, wanted = Fingerprint.of(head), self._head_fingerprint(desired)
+        changed = not applied.covers(wanted) and applied.spec != wanted.spec
+        return changed or not observe.is_rolled_out(head)
+
+    def _is_lacking(self, desired: Desired, members: tuple[Member, ...]) -> bool:
+        """True if a group has too few ready pods. Pods of an older revision do not count."""
+        answering = Counter(member.group for member in members if member.probe_ready)
+        return any(answering[group.name] < group.replicas for group in desired.groups)
+
+    async def _read_token(self, desired: Desired) -> None:
+        """Read the helper's token once: another process may have created the cluster's Secret."""
+        if desired.helper and not self._token:
+            self._token = await read_helper_token(self._client, desired.name, desired.namespace, self._root.owner)
 
     def pods(self) -> list[Object]:
-        return self._pods.newest(self._setting.seen.pods())
+        return self._pods.newest(self._cache.pods())
 
     def deployments(self) -> list[Object]:
-        return self._deployments.newest(self._setting.seen.deployments())
-
-    def _is_lacking(self, members: tuple[Member, ...]) -> bool:
-        """Those of an older description do not make up for those that shall replace them."""
-        answering = Counter(member.group for member in members if member.answers)
-        groups = (self._cluster.shape.head, *self._cluster.shape.workers)
-        return any(answering[group.name] < group.replicas for group in groups)
-
-    def _revisions(self) -> dict[str, str]:
-        return {group.name: self._revision(group) for group in self._cluster.shape.workers}
-
-    def _revision(self, group: Group) -> str:
-        key = (group.name, self._notes.head_changes)
-        if key not in self._revision_of:
-            self._revision_of[key] = self._revision_of_kin(group) or objects.revision_of(self._cluster, group)
-        return self._revision_of[key]
-
-    def _revision_of_kin(self, group: Group) -> str:
-        """Of workers that another version of Oars made from the same words; they stay."""
-        wanted = Fingerprint("", group_fingerprint(self._cluster, group, self._notes.head_changes))
-        kin = [d for d in self._of_group(group) if Fingerprint.of(d).same_spec_older_oars(wanted)]
-        return str(kin[0]["metadata"]["labels"][names.REVISION]) if kin else ""
-
-    # ensure
-
-    async def ensure(self, desired: Desired, step: Ensure) -> None:
-        try:
-            if step.group.role is Role.HEAD:
-                await self._ensure_head()
-                await self._collect_leftovers()
-            else:
-                await self._ensure_workers(step.group, self._never_below_retiring(step.group, len(step.members)))
-        except (ApiError, Taken) as error:
-            self._refused(error)
-
-    def _refused(self, error: ApiError | Taken) -> None:
-        self._refusals = (*self._refusals, cause_of(error))
-        log.warning(pairs("refused", cluster=self._cluster.name, error=error.message))
-
-    async def _ensure_head(self) -> None:
-        """Everything but the workers; one look at the Deployment tells whether all of it has been asked for, one at the
-        rest whether it is still there."""
-        cluster, name = self._cluster, names.head(self._cluster.name)
-        wanted = self._head_asked()
-        asked = self._is_asked(name, HEAD)
-        if asked and self._around.is_whole():
-            return
-        around, head = sidecar.head_and_owned(cluster, self._watched)
-        try:
-            await self._surround([obj for obj in around if not asked or self._around.is_lost(names.kind_and_name(obj))])
-        except ApiError as error:
-            if error.status != 403 or not self._watched or not is_about_roles(error):
-                raise
-            log.warning(pairs("nobody will watch the owner", cluster=cluster.name, error=error.message))
-            self._watched = False
-            del self._rendered[HEAD]
-            await self._ensure_head()
-            return
-        if not asked:
-            if self._deployment(name) is not None and not cluster.spec.expose.host:
-                await self._around.withdraw(INGRESS, name, cluster.namespace)
-            self._guard.renew()
-            await self._ask(head, wanted)
-
-    async def _surround(self, objects: list[Object]) -> None:
-        """The account comes first: without it no pod of the cluster is let in."""
-        first, others = (
-            [obj for obj in objects if (obj["kind"] == "ServiceAccount") is is_it] for is_it in (True, False)
-        )
-        for account in first:
-            await self._around.apply(account)
-        await asyncio.gather(self.ensure_helper_token(), *map(self._around.apply, others))
-
-    async def _ensure_workers(self, group: Group, count: int) -> None:
-        name = self._name(group, self._revision(group))
-        live = self._deployment(name)
-        counted = live is not None and live["spec"].get("replicas") == count
-        changes = self._notes.head_changes
-        key = (name, count, changes)
-        if counted and self._is_asked(name, key):
-            return
-        deployment = objects.managed_worker_deployment(
-            self._cluster, group, count, name, self._revision(group), changes
-        )
-        wanted = self._rendered[key] = Fingerprint(
-            revision(deployment), group_fingerprint(self._cluster, group, changes)
-        )
-        if counted and self._is_asked(name, key):
-            return
-        if live is not None and Fingerprint.of(live).same_spec_older_oars(wanted):
-            await self._count(name, count)
-        else:
-            await self._ask(deployment, wanted)
-
-    def _never_below_retiring(self, group: Group, count: int) -> int:
-        """While workers are on their way out only `remove` lowers, which says who goes. Fewer were seen than there are
-        if a watch lags, and a ReplicaSet that is lowered by it would take any."""
-        live = self._deployment(self._name(group, self._revision(group)))
-        if live is None or (now := int(live["spec"].get("replicas", 1))) <= count:
-            return count
-        return now if count > group.replicas or observe.has_unseen(live, self.pods()) else count
-
-    def _name(self, group: Group, wanted: str) -> str:
-        """The Deployment's: a group that is being replaced by another description of itself has two for a while."""
-        base = names.workers(self._cluster.name, group.name)
-        of_group = self._of_group(group)
-        for deployment in of_group:
-            if deployment["metadata"]["labels"].get(names.REVISION) == wanted:
-                return str(deployment["metadata"]["name"])
-        return f"{base}-{wanted[:5]}" if any(d["metadata"]["name"] == base for d in of_group) else base
+        return self._deployments.newest(self._cache.deployments())
 
     def _deployment(self, name: str) -> Object | None:
         return next((d for d in self.deployments() if d["metadata"]["name"] == name), None)
 
-    def _of_group(self, group: Group) -> list[Object]:
-        return [d for d in self.deployments() if d["metadata"]["labels"].get(names.GROUP) == group.name]
+    def _deployments_of(self, group: str) -> list[Object]:
+        return [d for d in self.deployments() if d["metadata"]["labels"].get(names.GROUP) == group]
 
-    def _is_asked(self, name: str, key: object) -> bool:
-        live, wanted = self._deployment(name), self._rendered.get(key)
-        return live is not None and wanted is not None and Fingerprint.of(live).covers(wanted)
+    def _revisions(self, desired: Desired) -> dict[str, str]:
+        """The desired revision of each worker group. If another version of Oars rendered the live Deployment from the
+        same spec, its revision is kept: an upgrade of Oars must not replace pods."""
+        for group in desired.shape.workers:
+            if group.name not in self._revision_of:
+                wanted = Fingerprint("", group.fingerprint)
+                older = [d for d in self._deployments_of(group.name) if Fingerprint.of(d).same_spec_older_oars(wanted)]
+                found = older[0]["metadata"]["labels"][names.REVISION] if older else objects.revision_of(desired, group)
+                self._revision_of[group.name] = str(found)
+        return self._revision_of
 
-    async def _ask(self, deployment: Object, wanted: Fingerprint) -> None:
+    # ensure
+
+    async def ensure(self, desired: Desired, step: Ensure) -> None:
+        self._use(desired)
+        with _explained(desired):
+            if step.group.role is Role.HEAD:
+                await self._ensure_head(desired)
+                if step.settled:
+                    await self._ensure_budget(desired)
+            else:
+                count = self._never_below_retiring(desired, step.group, len(step.members))
+                await self._ensure_workers(desired, step.group, count)
+
+    async def _ensure_head(self, desired: Desired) -> None:
+        """Apply everything but the workers. The Deployment's fingerprint shows whether all of it was applied, the cache
+        whether it still exists."""
+        name = names.head(desired.name)
+        wanted = self._head_fingerprint(desired)
+        live = self._deployment(name)
+        applied = live is not None and Fingerprint.of(live).covers(wanted)
+        if applied and self._owned.is_complete():
+            return
+        owned, head = sidecar.head_and_owned(desired, self._watches_owner(desired))
+        missing = [obj for obj in owned if not applied or self._owned.is_missing(names.kind_and_name(obj))]
+        try:
+            await self._apply_owned(desired, missing)
+        except ApiError as error:
+            if error.status != 403 or not self._watches_owner(desired) or not is_about_rbac(error):
+                raise
+            log.warning(pairs("owner will not be watched", cluster=desired.name, error=error.message))
+            self._may_watch_owner = False
+            self._rendered.pop(HEAD, None)
+            await self._ensure_head(desired)
+            return
+        if not applied:
+            if live is not None and not desired.expose.host:
+                await self._owned.withdraw(INGRESS, name, desired.namespace)
+            self._budget_applied = False
+            await self._apply_deployment(head, wanted)
+
+    def _watches_owner(self, desired: Desired) -> bool:
+        return desired.tied and self._may_watch_owner
+
+    def _head_fingerprint(self, desired: Desired) -> Fingerprint:
+        if HEAD not in self._rendered:
+            watched = self._watches_owner(desired)
+            owned, wanted = self._render_head(desired, watched=watched)
+            if watched:
+                others, unwatched = self._render_head(desired, watched=False)
+                live = self._deployment(names.head(desired.name))
+                if live is not None and Fingerprint.of(live).rendered == unwatched.rendered:
+                    # A client without the rights to watch it created this head. Replacing it would lose all data.
+                    self._may_watch_owner, owned, wanted = False, others, unwatched
+            self._owned.expect(owned)
+            self._rendered[HEAD] = wanted
+        return self._rendered[HEAD]
+
+    def _render_head(self, desired: Desired, *, watched: bool) -> tuple[list[Object], Fingerprint]:
+        owned, head = sidecar.head_and_owned(desired, watched)
+        rendered = digest({"around": owned, "head": head})
+        return owned, Fingerprint(rendered, desired.shape.head.fingerprint)
+
+    async def _apply_owned(self, desired: Desired, owned: list[Object]) -> None:
+        """Apply the ServiceAccount first: no pod is admitted without it."""
+        for obj in owned:
+            if obj["kind"] == "ServiceAccount":
+                await self._owned.apply(obj)
+        others = [obj for obj in owned if obj["kind"] != "ServiceAccount"]
+        await asyncio.gather(self._ensure_secret(desired), *map(self._owned.apply, others))
+
+    async def _ensure_secret(self, desired: Desired) -> None:
+        if objects.needs_secret(desired) and not self._token:
+            self._token = await ensure_secret(self._client, desired, self._root.owner)
+
+    async def _ensure_budget(self, desired: Desired) -> None:
+        """Apply the PodDisruptionBudget that protects the head from eviction. Only once the head serves: before that it
+        has no data, and Kubernetes checks every budget of a namespace for every pod that starts there."""
+        budget = (POD_DISRUPTION_BUDGET.kind, names.head(desired.name))
+        exists = self._cache.has(*budget)
+        if exists or (self._budget_applied and not self._owned.is_missing(budget)):
+            return
+        await self._owned.apply(objects.disruption_budget(desired))
+        self._budget_applied = True
+
+    async def _ensure_workers(self, desired: Desired, group: Group, count: int) -> None:
+        revision = self._revisions(desired)[group.name]
+        name = self._deployment_name(desired, group, revision)
+        live = self._deployment(name)
+        counted = live is not None and live["spec"].get("replicas") == count
+        key = (name, count, desired.head_epoch)
+        if live is not None and counted and key in self._rendered and Fingerprint.of(live).covers(self._rendered[key]):
+            return
+        deployment = objects.managed_worker_deployment(desired, group, count, name, revision)
+        wanted = Fingerprint(digest(deployment), group.fingerprint, desired.head_epoch)
+        self._rendered[key] = wanted
+        applied = Fingerprint.of(live) if live is not None else None
+        if applied is not None and counted and applied.covers(wanted):
+            return
+        if applied is not None and applied.same_spec_older_oars(wanted) and applied.epoch == wanted.epoch:
+            await self._set_replicas(name, count)
+        else:
+            await self._apply_deployment(deployment, wanted)
+
+    def _never_below_retiring(self, desired: Desired, group: Group, count: int) -> int:
+        """The number of replicas to apply. While workers retire only `remove` scales down, for it chooses the victims.
+        A lagging watch may show too few pods; scaling down to that number would delete arbitrary ones."""
+        name = self._deployment_name(desired, group, self._revisions(desired)[group.name])
+        live = self._deployment(name)
+        if live is None or (now := int(live["spec"].get("replicas", 1))) <= count:
+            return count
+        pods = self.pods()
+        if count > group.replicas or observe.has_unseen(live, pods):
+            return now
+        # A scale-down that was interrupted between its two writes still waits for staying pods to be ready.
+        of_group = [pod for pod in pods if observe.is_of(pod, live) and observe.is_up(pod)]
+        leaving = {pod["metadata"]["name"] for pod in of_group if observe.annotation(pod, names.LEAVING)}
+        return now if leaving and self._gate.cause(desired, live, pods, leaving) else count
+
+    def _deployment_name(self, desired: Desired, group: Group, revision: str) -> str:
+        """A group that is being replaced by another revision has two Deployments for a while."""
+        base = names.workers(desired.name, group.name)
+        of_group = self._deployments_of(group.name)
+        for deployment in of_group:
+            if deployment["metadata"]["labels"].get(names.REVISION) == revision:
+                return str(deployment["metadata"]["name"])
+        return f"{base}-{revision[:5]}" if any(d["metadata"]["name"] == base for d in of_group) else base
+
+    async def _apply_deployment(self, deployment: Object, wanted: Fingerprint) -> None:
         name = deployment["metadata"]["name"]
-        rollout = observe.annotation(self._deployment(name) or {"metadata": {}}, names.ROLLOUT) or "1"
-        # The second is what its controller would write with a write of its own.
+        live = self._deployment(name)
+        # Otherwise the Deployment controller sets the rollout revision with an extra write.
+        rollout = (live and observe.annotation(live, names.ROLLOUT)) or "1"
         deployment["metadata"]["annotations"] = {names.APPLIED: str(wanted), names.ROLLOUT: rollout}
         log.info(pairs("apply", deployment=name, replicas=deployment["spec"]["replicas"]))
-        self._deployments.note(await self._around.apply(deployment))
+        self._deployments.note(await self._owned.apply(deployment))
 
-    async def _count(self, name: str, count: int) -> None:
-        """Only the number changes, whatever the pods are made of."""
+    async def _set_replicas(self, name: str, count: int) -> None:
         body = {"spec": {"replicas": count}}
-        self._deployments.note(await self._client.patch(DEPLOYMENT, name, self._cluster.namespace, body))
-
-    async def _collect_leftovers(self) -> None:
-        """Chosen pods that outlived the lowering of their Deployment go now, as do Deployments that stay empty."""
-        for deployment in self.deployments():
-            labels = deployment["metadata"]["labels"]
-            if labels.get(names.GROUP, HEAD) == HEAD or deployment["metadata"].get("deletionTimestamp"):
-                continue
-            pods = [pod for pod in self.pods() if observe.is_of(pod, deployment)]
-            if self._is_obsolete(deployment) and not any(map(observe.is_staying, pods)):
-                await self._drop(deployment)
-            elif observe.is_settled(deployment, pods):
-                await self._delete([pod for pod in pods if observe.annotation(pod, names.GOING) and observe.is_up(pod)])
-
-    def _is_obsolete(self, deployment: Object) -> bool:
-        labels = deployment["metadata"]["labels"]
-        return bool(self._revisions().get(labels[names.GROUP]) != labels.get(names.REVISION))
+        self._deployments.note(await self._client.patch(DEPLOYMENT, name, self._namespace, body))
 
     # remove
 
-    async def remove(self, desired: Desired, step: Remove) -> None:
+    async def remove(self, desired: Desired, step: Remove) -> Sequence[Cause]:
+        self._use(desired)
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         chosen = [pods[member] for member in step.members if member in pods]
-        if step.grace == 0.0:
-            await self._drop_obsolete(chosen)
-            return
-        waits = []
-        for deployment in self.deployments():
-            victims = [pod for pod in chosen if observe.is_of(pod, deployment)]
-            if victims:
-                waits += await self._scale_down(desired, deployment, victims)
-        self._waits = tuple(waits)
+        waits: list[Cause] = []
+        with _explained(desired):
+            if HEAD in step.members and (head := self._deployment(names.head(desired.name))) is not None:
+                await self._delete_deployment(head)
+            for deployment in self._worker_deployments():
+                victims = {pod["metadata"]["name"] for pod in chosen if observe.is_of(pod, deployment)}
+                if not victims:
+                    continue
+                if not desired.running or (step.grace == 0.0 and self._is_obsolete(desired, deployment)):
+                    await self._delete_deployment(deployment)
+                    continue
+                if step.grace == 0.0:  # a Deployment replaces pods of an earlier head epoch itself, and restores others
+                    victims = {name for name in victims if observe.head_epoch(pods[name]) == desired.head_epoch}
+                if not victims:
+                    continue
+                if wait := self._gate.cause(desired, deployment, self.pods(), victims):
+                    waits.append(wait)
+                else:
+                    await self._scale_down(desired, deployment, victims)
+        return waits
 
-    async def _drop_obsolete(self, lost: list[Object]) -> None:
-        """Workers of a lost head are replaced by their Deployment, whose template has changed: what we delete now it
-        would restore. One that is itself of an older description goes, and they with it."""
-        for deployment in self.deployments():
-            if any(observe.is_of(pod, deployment) for pod in lost) and self._is_obsolete(deployment):
-                await self._drop(deployment)
+    def _worker_deployments(self) -> list[Object]:
+        return [d for d in self.deployments() if d["metadata"]["labels"].get(names.GROUP, HEAD) != HEAD]
 
-    async def _drop(self, deployment: Object) -> None:
-        await self._client.delete(DEPLOYMENT, deployment["metadata"]["name"], self._cluster.namespace)
+    def _is_obsolete(self, desired: Desired, deployment: Object) -> bool:
+        labels = deployment["metadata"]["labels"]
+        return bool(self._revisions(desired).get(labels[names.GROUP]) != labels.get(names.REVISION))
+
+    async def _delete_deployment(self, deployment: Object) -> None:
+        await self._client.delete(DEPLOYMENT, deployment["metadata"]["name"], self._namespace)
         self._deployments.forget(deployment["metadata"]["uid"])
 
-    async def _scale_down(self, desired: Desired, deployment: Object, victims: list[Object]) -> list[Cause]:
-        going = {pod["metadata"]["name"] for pod in victims}
-        if waits := self._waiting.cause(desired, deployment, self.pods(), going):
-            return [waits]
+    async def _scale_down(self, desired: Desired, deployment: Object, victims: set[str]) -> None:
+        """Mark the victims as the first to be deleted, then lower the number of replicas."""
+        marks = {"metadata": {"annotations": {names.DELETION_COST: REMOVE_FIRST, names.LEAVING: "true"}}}
+
+        async def mark(name: str) -> None:
+            try:
+                self._pods.note(await self._client.patch(POD, name, self._namespace, marks))
+            except ApiError as error:
+                if not is_not_found(error):  # it is gone already
+                    raise
+
+        await asyncio.gather(*map(mark, sorted(victims)))
+        groups = {group.name: group for group in desired.shape.workers}
+        obsolete = self._is_obsolete(desired, deployment)
+        group = None if obsolete else groups.get(deployment["metadata"]["labels"][names.GROUP])
+        staying = {p["metadata"]["name"] for p in self.pods() if observe.is_of(p, deployment) and observe.is_staying(p)}
+        # An absolute number makes a repeated request idempotent.
+        retiring = [member for member in self._state.retiring if member in staying and member not in victims]
+        count = len(staying - victims) if group is None else group.replicas + len(retiring)
         name = deployment["metadata"]["name"]
-        marks = {"metadata": {"annotations": {names.DELETION_COST: FIRST_TO_GO, names.GOING: "true"}}}
-        namespace = self._cluster.namespace
-        for answer in await asyncio.gather(*(self._client.patch(POD, n, namespace, marks) for n in sorted(going))):
-            self._pods.note(answer)
-        count = self._wanted(desired, deployment, going)
-        log.info(pairs("lower", deployment=name, replicas=count, victims=listed(sorted(going))))
-        current = {group.name: group for group in desired.shape.workers}
-        if self._is_obsolete(deployment):
-            await self._count(name, count)
+        log.info(pairs("scale down", deployment=name, replicas=count, victims=join_names(sorted(victims))))
+        if group is None:
+            await self._set_replicas(name, count)
         else:
-            await self._ensure_workers(current[deployment["metadata"]["labels"][names.GROUP]], count)
-        return []
+            await self._ensure_workers(desired, group, count)
 
-    def _wanted(self, desired: Desired, deployment: Object, going: set[str]) -> int:
-        """An absolute number, so that asking twice asks for the same."""
-        labels = deployment["metadata"]["labels"]
-        groups = {} if self._is_obsolete(deployment) else {group.name: group for group in desired.shape.workers}
-        group = groups.get(labels[names.GROUP])
-        mine = {
-            pod["metadata"]["name"] for pod in self.pods() if observe.is_of(pod, deployment) and observe.is_staying(pod)
-        }
-        kept = {member for member in self._notes.retiring if member in mine and member not in going}
-        return len(mine - going) if group is None else group.replicas + len(kept)
+    # collect
 
-    async def _delete(self, pods: list[Object]) -> None:
-        going = [pod["metadata"]["name"] for pod in pods]
-        for name in going:
-            log.info(pairs("delete", pod=name))
-        await asyncio.gather(*(self._client.delete(POD, name, self._cluster.namespace) for name in going))
+    async def collect(self, desired: Desired) -> None:
+        """Delete drained pods that survived the scale-down of their Deployment, empty obsolete Deployments, and all
+        Deployments of a stopped cluster: `remove` finds only those that have pods."""
+        self._use(desired)
+        with _explained(desired):
+            for deployment in self._worker_deployments() if desired.running else self.deployments():
+                if deployment["metadata"].get("deletionTimestamp"):
+                    continue
+                pods = [pod for pod in self.pods() if observe.is_of(pod, deployment)]
+                obsolete = not desired.running or self._is_obsolete(desired, deployment)
+                if obsolete and not any(map(observe.is_staying, pods)):
+                    await self._delete_deployment(deployment)
+                elif observe.is_settled(deployment, pods):
+                    left = [pod for pod in pods if observe.annotation(pod, names.LEAVING) and observe.is_up(pod)]
+                    await asyncio.gather(*map(self._delete_pod, left))
 
-    # wire, logs, record
+    async def _delete_pod(self, pod: Object) -> None:
+        name = pod["metadata"]["name"]
+        log.info(pairs("delete", pod=name))
+        await self._client.delete(POD, name, self._namespace)
 
-    def wire(self) -> KubeWire:
-        members = observe.members(self.pods(), self._revisions())
-        service = f"{names.head(self._cluster.name)}.{self._cluster.namespace}"
-        wire = KubeWire(self._cluster.shape, members, service, self._head_pod(members), self._setting.reach)
-        wire.token = self._token
-        return wire
+    # wire, record
 
-    async def ensure_helper_token(self) -> None:
-        """The helper's token, from the cluster's Secret, which is made if it is not there."""
-        if objects.needs_secret(self._cluster) and not self._token:
-            self._token = await ensure_secret(self._client, self._cluster, self._setting.root.owner)
+    def wire(self, desired: Desired) -> KubeWire:
+        self._use(desired)
+        pods = self.pods()
+        members = observe.members(pods, self._revisions(desired))
+        return KubeWire(desired, members, observe.head_pod(pods), self._reach, self._token)
 
-    def _head_pod(self, members: tuple[Member, ...]) -> str:
-        head = next((member.incarnation for member in members if member.id == HEAD), "")
-        return next((pod["metadata"]["name"] for pod in self.pods() if pod["metadata"]["uid"] == head), "")
-
-    def logs(self, member: MemberId, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
-        members = observe.members(self.pods(), self._revisions())
-        pod, container = (self._head_pod(members), "head") if member == HEAD else (member, "worker")
-        return self._client.logs(pod, self._cluster.namespace, container=container, follow=follow, tail=tail)
-
-    async def record(self, notes: LoopState, status: Status | None = None, causes: tuple[Cause, ...] = ()) -> None:
-        self._notes = notes
-        shown = replace(status, mode=self._setting.mode, namespace=self._cluster.namespace) if status else None
-        await self._setting.root.save(notes, shown, causes)
-        if status is not None:
-            due = self._guard.is_due(ready=status.phase is Phase.READY)
-            if self._guard.is_calm:
-                await self._settle(budget=due)
-
-    async def _settle(self, *, budget: bool) -> None:
-        """What can wait until a cluster has been ready for a while."""
-        try:
-            await self._setting.root.settle()
-            if budget:
-                await self._around.apply(objects.disruption_budget(self._cluster))
-                self._guard.asked()
-        except (ApiError, Taken) as error:
-            self._refused(error)
+    async def record(self, desired: Desired, state: LoopState, report: Report | None = None) -> None:
+        self._state = state
+        await self._root.save(desired, state, report)
 
     async def close(self) -> None:
-        await self._setting.reach.close()
+        await self._reach.close()
+
+
+@contextmanager
+def _explained(desired: Desired) -> Iterator[None]:
+    """Turn an error of the API server into a PlaceError with a cause that users understand."""
+    try:
+        yield
+    except (ApiError, NameConflict) as error:
+        raise PlaceError(cause_of(error)) from error

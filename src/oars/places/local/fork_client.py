@@ -19,12 +19,12 @@ from typing import Any
 
 from oars.base.errors import StartFailed
 from oars.base.log import get_logger, pairs
-from oars.places.local.process import describe_exit, identify, send
+from oars.places.local.process import exit_from_status, identify, send
+from oars.places.process.machine import UNKNOWN_EXIT, Exit
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 SPAWN_SECONDS = 60.0  # importing an engine on a cold, busy machine takes long
-HISTORY = 1000  # children whose end is remembered
-EXIT_SECONDS = 20.0  # it tells at once, unless it does not get the processor; for a dead one nobody waits
+HISTORY = 1000  # children whose exit is remembered
 CLOSE_SECONDS = 5.0
 
 log = get_logger(__name__)
@@ -43,7 +43,7 @@ class Launch:
 
 
 class ForkServerClient:
-    """One fork server and what it says."""
+    """One fork server process and the channel to it."""
 
     def __init__(self, python: str, env: Mapping[str, str], log: Path, on_exit: Callable[[], None]) -> None:
         ours, theirs = socket.socketpair()
@@ -53,7 +53,7 @@ class ForkServerClient:
         self._spawned: dict[int, asyncio.Future[int]] = {}
         self._next = 0
         self._preloaded: set[str] = set()
-        self._children: dict[int, asyncio.Future[str]] = {}  # how each ends, or ended
+        self._children: dict[int, asyncio.Future[Exit]] = {}  # exit of each child by pid, pending while it runs
         with open(log, "ab") as output:
             self._process = subprocess.Popen(
                 [python, str(FORK_SERVER), str(theirs.fileno())],
@@ -64,11 +64,15 @@ class ForkServerClient:
         self._reader: asyncio.Task[None] | None = None
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process.poll() is None and (self._reader is None or not self._reader.done())
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Ask for modules to be imported; spawns queue up behind it."""
+        """Request the import of modules. The fork server handles later spawns after it."""
         new = [module for module in modules if module not in self._preloaded]
         if new:
             self._preloaded.update(new)
@@ -76,7 +80,7 @@ class ForkServerClient:
             self._channel.sendall(_line({"op": "preload", "modules": new}))
 
     async def spawn(self, launch: Launch, pipe: socket.socket | None = None) -> int:
-        """Start it; the pid, once it exists."""
+        """Start the process and return its pid. `pipe` becomes its stdin and stdout."""
         loop = asyncio.get_running_loop()
         self._reader = self._reader or loop.create_task(self._read())
         number, self._next = self._next, self._next + 1
@@ -94,19 +98,16 @@ class ForkServerClient:
         finally:
             self._spawned.pop(number, None)
 
-    async def exit_reason(self, pid: int) -> str | None:
-        """How an exited child ended. Its parent, the fork server, learns it a moment after we do. Empty: unknown, as
-        the fork server is gone too."""
-        if pid not in self._children:
-            return None
-        try:
-            async with asyncio.timeout(EXIT_SECONDS):
-                return await asyncio.shield(self._children[pid])
-        except TimeoutError:
-            return None
+    def exit_of(self, pid: int) -> Exit | None:
+        """How a child ended; None: the fork server has not reported it yet. UNKNOWN_EXIT if it does not know the child,
+        or if it is gone itself."""
+        child = self._children.get(pid)
+        if child is None:
+            return UNKNOWN_EXIT
+        return child.result() if child.done() else None
 
-    def _child(self, pid: int) -> asyncio.Future[str]:
-        """A pid that is used again gets a new entry."""
+    def _child(self, pid: int) -> asyncio.Future[Exit]:
+        """The entry of a pid. A reused pid gets a new entry."""
         if pid not in self._children or self._children[pid].done():
             self._children[pid] = asyncio.get_running_loop().create_future()
         while len(self._children) > HISTORY:
@@ -125,12 +126,12 @@ class ForkServerClient:
 
     async def _read(self) -> None:
         try:
-            await self._hear_all()
+            await self._read_messages()
         finally:
-            self._hear_no_more()
+            self._fail_pending()
 
-    async def _hear_all(self) -> None:
-        """Until the fork server ends."""
+    async def _read_messages(self) -> None:
+        """Handle messages until the fork server ends."""
         buffer = b""
         loop = asyncio.get_running_loop()
         while True:
@@ -142,32 +143,32 @@ class ForkServerClient:
                 return
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
-                self._hear(json.loads(line))
+                self._handle(json.loads(line))
 
-    def _hear_no_more(self) -> None:
-        """Whoever waits for word of the fork server waits in vain."""
+    def _fail_pending(self) -> None:
+        """The fork server is gone: fail pending spawns, and set the exit of running children to unknown."""
         for future in self._spawned.values():
             if not future.done():
                 future.set_exception(StartFailed("The process that starts members died.", "", ()))
         for child in self._children.values():
             if not child.done():
-                child.set_result("")
+                child.set_result(UNKNOWN_EXIT)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if "exited" in message:
-            self._child(message["exited"]).set_result(describe_exit(message["status"]))
+            self._child(message["exited"]).set_result(exit_from_status(message["status"]))
             self._on_exit()
         elif "spawned" in message:
-            self._hear_spawned(message)
+            self._handle_spawned(message)
         else:
-            for module, error in message["failed"].items():  # a member that needs it says so itself
+            for module, error in message["failed"].items():  # a member that needs the module reports the error itself
                 log.info(pairs("not preloaded", module=module, error=error))
 
-    def _hear_spawned(self, message: dict[str, Any]) -> None:
+    def _handle_spawned(self, message: dict[str, Any]) -> None:
         future = self._spawned.get(message["spawned"])
         if future is None or future.done():
             identity = identify(message.get("pid", 0))
-            if identity is not None:  # whoever asked has given up meanwhile, and nobody else will ever end it
+            if identity is not None:  # the caller has given up, and nothing else would end this process
                 send(identity, signal.SIGKILL)
         elif "error" in message:
             future.set_exception(StartFailed(f"Could not fork: {message['error']}."))
@@ -176,8 +177,8 @@ class ForkServerClient:
             future.set_result(message["pid"])
 
     async def close(self, *, kill: bool = False) -> None:
-        """The fork server ends at end of file, when it has done what it was told; killed, it ends at once. Its children
-        stay."""
+        """Close the channel, so that the fork server ends after its pending requests; with `kill`, end it at once. Its
+        children keep running."""
         if kill:
             self._process.kill()
         if self._reader is not None:
@@ -197,8 +198,8 @@ def _line(message: dict[str, Any]) -> bytes:
 
 
 def base_environment(environ: Mapping[str, str], python: str, drop: Sequence[str] = ()) -> dict[str, str]:
-    """What members inherit from whoever started the cluster: everything but what belongs to another cluster, and with
-    the engine's own programs first on the PATH."""
+    """The environment that members inherit from the process that started the cluster, without the variables of another
+    cluster, and with the engine's own programs first on the PATH."""
     unwanted = {*drop, "PYTHONHOME", "__PYVENV_LAUNCHER__"}
     env = {k: v for k, v in environ.items() if k not in unwanted and not k.startswith("OARS_")}
     env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])

@@ -1,15 +1,15 @@
-"""A Python that has imported an engine once and forks its members from there. Run as a script, in the engine's
-environment: standard library only, nothing of Oars.
+"""The fork server: imports an engine once and forks members from that process. It runs as a script in the engine's
+environment: standard library only, no import of Oars.
 
-It is told what to do in JSON lines on the socket whose descriptor is its first argument, and answers there:
+It reads requests as JSON lines from the socket whose descriptor is its first argument, and replies there:
 
     {"op": "preload", "modules": [...]}                               → {"preloaded": […], "failed": {module: error}}
     {"op": "spawn", "id": n, "argv": […], "entry": "m:f", "env": {…}, "cwd": …, "log": path, "pipe": bool}
                                                                       → {"spawned": n, "pid": …} or {…, "error": …}
     a child ends                                                      → {"exited": pid, "status": wait status}
 
-With "pipe" a descriptor comes with the message and becomes the child's stdin and stdout. End of file: the keeper is
-gone; so are we. The children stay: each leads a session of its own.
+With "pipe" a descriptor comes with the message and becomes the child's stdin and stdout. At end of file the keeper is
+gone, and the fork server ends. Its children keep running: each leads its own session.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PR_SET_NAME = 15
 
 
 def main() -> None:
-    del sys.path[0]  # our own directory: its modules are not for the engine to find
+    del sys.path[0]  # the directory of this script: the engine must not import its modules
     channel = socket.socket(fileno=int(sys.argv[1]))
     waker, woken = socket.socketpair()
     for end in (waker, woken):
@@ -70,16 +70,16 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 def handle(channel: socket.socket, message: dict[str, Any], descriptors: list[int]) -> None:
     if message["op"] == "preload":
-        tell(channel, preload(message["modules"]))
+        reply(channel, preload(message["modules"]))
         return
     pipe = descriptors.pop(0) if message.get("pipe") else None
     try:
-        answer = {"spawned": message["id"], "pid": spawn(channel, message, pipe)}
+        result = {"spawned": message["id"], "pid": spawn(channel, message, pipe)}
     except OSError as error:
-        answer = {"spawned": message["id"], "error": str(error)}
+        result = {"spawned": message["id"], "error": str(error)}
     if pipe is not None:
         os.close(pipe)
-    tell(channel, answer)
+    reply(channel, result)
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
@@ -87,10 +87,10 @@ def preload(modules: list[str]) -> dict[str, Any]:
     for module in modules:
         try:
             importlib.import_module(module)  # noqa: TID251 (a script of its own, not part of the package's imports)
-        except Exception as error:  # noqa: BLE001 (whatever an import may raise is told)
+        except Exception as error:  # noqa: BLE001 (an import may raise anything; the reply reports it)
             failed[module] = f"{type(error).__name__}: {error}"
     gc.collect()
-    gc.freeze()  # keeps the collector from touching, and so copying, what the children share with us
+    gc.freeze()  # keeps the collector from touching, and so copying, memory shared with children
     return {"preloaded": modules, "failed": failed}
 
 
@@ -100,7 +100,7 @@ def spawn(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> 
         return pid
     code = 1
     try:
-        become(channel, message, pipe)
+        set_up_child(channel, message, pipe)
         code = run(message["entry"])
     except BaseException:  # noqa: BLE001 (the last frame of a process: report, then end it)
         sys.excepthook(*sys.exc_info())
@@ -110,8 +110,8 @@ def spawn(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> 
         os._exit(code)
 
 
-def become(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> None:
-    """Everything that a fresh exec would have given the child."""
+def set_up_child(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> None:
+    """Set up the process as a new exec would: session, signals, descriptors, environment, directory, argv."""
     os.setsid()
     channel.close()
     signal.set_wakeup_fd(-1)
@@ -134,7 +134,7 @@ def become(channel: socket.socket, message: dict[str, Any], pipe: int | None) ->
 
 
 def reseed() -> None:
-    """Twins must not draw the same random numbers; Python's own generator is reseeded by fork, numpy's is not."""
+    """Reseed numpy, so that children do not draw the same random numbers. Python reseeds its own generator at fork."""
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
@@ -170,10 +170,10 @@ def reap(channel: socket.socket) -> None:
             return
         if pid == 0:
             return
-        tell(channel, {"exited": pid, "status": status})
+        reply(channel, {"exited": pid, "status": status})
 
 
-def tell(channel: socket.socket, message: dict[str, Any]) -> None:
+def reply(channel: socket.socket, message: dict[str, Any]) -> None:
     channel.sendall(json.dumps(message).encode() + b"\n")
 
 

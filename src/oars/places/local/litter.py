@@ -1,4 +1,4 @@
-"""What members left outside their directories (Process.litter): links, shared memory."""
+"""Removes what members leave outside their directories (Process.litter): links, shared memory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from oars.places.ledger import read_ledger
-from oars.places.local.store import ClusterDir
 from oars.plan.fill import fill
 
 
-def clear_away(litter: Iterable[str], tag: str) -> None:
-    """All that the patterns mean, of processes with this tag; these are gone."""
-    for pattern in litter:
-        for path in glob.glob(fill(pattern, {"tag": tag})):
-            _remove(Path(path))
-
-
-def clear_away_all(directory: ClusterDir) -> None:
-    """Of a whole cluster whose processes are gone and that nobody looks after."""
-    tag = directory.read_intent().tag("*")
-    for entry in read_ledger(directory.ledger_file).entries.values():
-        clear_away(entry.litter, tag)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def remove_litter(patterns: Iterable[str], tag: str) -> None:
+    """Remove the files that match the patterns with this tag. The processes with the tag must have ended."""
+    for pattern in patterns:
+        for found in map(Path, glob.glob(fill(pattern, {"tag": tag}))):
+            if found.is_dir() and not found.is_symlink():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.unlink(missing_ok=True)

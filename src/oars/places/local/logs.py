@@ -1,4 +1,4 @@
-"""Members' logs: plain files, read from the end or followed."""
+"""Reads and follows the log files of members."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 LAST_BYTES = 64 * 1024
-FOLLOW_SECONDS = 0.2  # files have no portable way to be awaited
+FOLLOW_SECONDS = 0.2  # poll interval: there is no portable way to wait for a file to grow
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:
@@ -23,7 +23,7 @@ def last_lines(path: Path, count: int) -> tuple[str, ...]:
 
 
 async def lines(path: Path, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
-    """All lines, or the last ones, and with `follow` those still to come until the file is removed."""
+    """Yield all lines, or the last `tail`; with `follow` also new ones, until the file is removed."""
     position = 0
     if tail is not None:
         position = _size(path)

@@ -1,4 +1,4 @@
-"""Ports, asked for and claimed: no two clusters are given the same one, and a member keeps its own when it restarts."""
+"""Finds free ports. No two clusters get the same one, and a restarted member keeps its own."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Collection
 
 from oars.base.errors import StartFailed
 
-# Below the range from which the kernel takes ports for outgoing connections, so that none of those can be in the way
-# when a member comes back to its port; above Ray's range for its worker processes.
+# Below the kernel's range for outgoing connections, so that none of those can occupy the port of a restarting member;
+# above Ray's range for its worker processes.
 FIRST, LAST = 20_000, 31_999
 
 
 def free_ports(count: int, claimed: Collection[int], host: str = "127.0.0.1") -> list[int]:
-    """`count` ports that nobody has claimed and nobody listens on."""
+    """`count` ports that are neither claimed nor in use."""
     found: list[int] = []
     candidates = [port for port in range(FIRST, LAST + 1) if port not in claimed]
     random.shuffle(candidates)
@@ -30,8 +30,8 @@ def free_ports(count: int, claimed: Collection[int], host: str = "127.0.0.1") ->
     return found
 
 
-def can_be_taken_again(ports: Collection[int], host: str = "127.0.0.1") -> bool:
-    """Nobody else has taken them since their owner ended; connections of its own that linger do not count."""
+def can_rebind(ports: Collection[int], host: str = "127.0.0.1") -> bool:
+    """True if no other process took the ports since their owner ended. Its own lingering connections do not count."""
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

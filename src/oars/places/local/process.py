@@ -1,8 +1,8 @@
-"""Processes of this machine: who is who, and ending only our own.
+"""Identifies, watches and signals processes of this machine, and only those of Oars.
 
-A process is known by pid, start time and boot: a pid alone may be a stranger's by now. Everything of a cluster also
-carries a random mark in its environment, inherited by whatever it starts, so that stragglers that left their session
-are found and nothing else ever is.
+A process is identified by pid, start time and boot, because a pid may be reused. All processes of a cluster also carry
+a random mark in their environment, which their children inherit. So processes that left their session are found, and no
+others are.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oars.places.process.machine import Exit
+
 MARK = "OARS_MARK"
 MEMBER = "OARS_MEMBER"
-TAG = "OARS_TAG"  # with which a process names what it makes outside its directory (Intent.tag)
-CLUSTER = "OARS_CLUSTER_DIR"  # where the cluster it belongs to is kept
+TAG = "OARS_TAG"  # part of the names of what a process creates outside its directory (ClusterRecord.tag)
+CLUSTER = "OARS_CLUSTER_DIR"  # directory of the cluster that the process belongs to
 PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One process, ever: a pid is used again, the pair with its start and the boot is not."""
+    """Identity of a process: a pid may be reused, but not with the same start time and boot."""
 
     pid: int
     start: int  # clock ticks since boot
@@ -39,7 +41,7 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> Identity | None:
-    """Who has this pid now; None if nobody, or only a zombie."""
+    """The process that has this pid now; None if there is none, or only a zombie."""
     start = start_of(pid)
     return None if start is None else Identity(pid, start, boot_id())
 
@@ -49,13 +51,18 @@ def start_of(pid: int) -> int | None:
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 
 
+def parent_of(pid: int) -> int | None:
+    fields = _stat(pid)
+    return None if fields is None else int(fields[1])
+
+
 def session_of(pid: int) -> int | None:
     fields = _stat(pid)
     return None if fields is None else int(fields[3])
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the name, which may itself hold blanks and parentheses."""
+    """The fields of /proc/PID/stat after the name, which may contain blanks and parentheses."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -63,7 +70,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """What the process was started with; empty for other people's."""
+    """The environment the process was started with; empty if we may not read it."""
     try:
         data = (PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -80,9 +87,10 @@ def all_pids() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Marked:
-    """A process of ours: its identity, its session and the member it says it belongs to."""
+    """A process of a cluster: its identity, parent, session, and the member label from its environment."""
 
     identity: Identity
+    parent: int
     session: int
     member: str
 
@@ -94,14 +102,15 @@ def marked(mark: str) -> list[Marked]:
         environment = environment_of(pid)
         if environment.get(MARK) != mark:
             continue
-        identity, session = identify(pid), session_of(pid)
-        if identity is not None and session is not None:
-            found.append(Marked(identity, session, environment.get(MEMBER, "")))
+        identity, parent, session = identify(pid), parent_of(pid), session_of(pid)
+        if identity is not None and parent is not None and session is not None:
+            found.append(Marked(identity, parent, session, environment.get(MEMBER, "")))
     return found
 
 
 def send(identity: Identity, number: signal.Signals) -> bool:
-    """Signal exactly this process; False if it is gone. The descriptor is opened first, then checked: no race."""
+    """Signal exactly this process; False if it is gone. Checks the identity after it opens the descriptor, so that a
+    reused pid is never signalled."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except OSError:
@@ -118,7 +127,7 @@ def send(identity: Identity, number: signal.Signals) -> bool:
 
 
 async def gone(identities: Iterable[Identity], seconds: float) -> bool:
-    """Wait until all of them have ended; False if the time was not enough."""
+    """Wait until all of them have ended; False after a timeout."""
     try:
         async with asyncio.timeout(seconds):
             await asyncio.gather(*(_gone(identity) for identity in identities))
@@ -148,7 +157,7 @@ async def _readable(descriptor: int) -> None:
 
 
 class ExitWatch:
-    """Calls back when any of the watched processes ends, whoever its parent is."""
+    """Calls back when any of the watched processes ends. They need not be our children."""
 
     def __init__(self, callback: object) -> None:
         assert callable(callback)
@@ -178,8 +187,8 @@ class ExitWatch:
             self.forget(identity)
 
 
-def describe_exit(status: int) -> str:
-    """A wait status in words."""
-    if os.WIFSIGNALED(status):
-        return f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+def exit_from_status(status: int) -> Exit:
+    """The Exit for a wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return Exit(reason, code)

@@ -1,5 +1,5 @@
-"""Where local clusters are kept: one directory each, readable by the owner only. It plays the part of an API server:
-clients write what shall be (cluster.json), the keeper makes it so and writes what is (ledger.json, report.json)."""
+"""Storage of local clusters: one directory each, readable by the owner only. It has the role of an API server: clients
+write the intent (cluster.json), the keeper reconciles it and writes ledger.json and report.json."""
 
 from __future__ import annotations
 
@@ -8,50 +8,55 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oars.base import codec
 from oars.base.errors import Denied, NameInUse, NotFound, OarsError, Replaced
-from oars.places.ledger import locked, write_json
+from oars.model import Desired
+from oars.places.intent import Intent
 from oars.places.local.process import Identity
+from oars.places.process.ledger import locked, read_ledger, write_json
 from oars.places.report import Report
 from oars.spec.status import Phase, Status
 
 
 @dataclass(frozen=True)
-class Intent:
-    """What shall be, as clients write it."""
+class ClusterRecord:
+    """A cluster as clients write it: the intent, and the environment in which its members start."""
 
     name: str
-    spec: Mapping[str, Any]
-    shape: Mapping[str, Any]  # what the engine makes of the spec; the keeper needs no more
+    intent: Intent
+    spec_desired: Desired  # built from the intent's spec by the client, as the keeper has no pydantic
     python: str
-    mark: str
+    mark: str  # in the environment of all its processes
     created: float
-    drain_seconds: float = 60.0
-    running: bool = True
-    force: bool = False
-    owner: Identity | None = None  # the cluster ends when this process does
-    boot: str = ""  # of the machine; a cluster does not outlive it
-    cwd: str = "/"  # where the user was: tasks find the same files and modules there
+    owner: Identity | None = None  # a tied cluster ends when this process does
+    boot: str = ""  # of the machine; a cluster does not survive a reboot
+    cwd: str = "/"  # the user's directory: tasks find the same files and modules there
     import_path: tuple[str, ...] = ()
-    generation: int = 1
+
+    @property
+    def desired(self) -> Desired:
+        return self.intent.applied_to(self.spec_desired)
 
     def tag(self, start: object) -> str:
-        """Names what one start of a member leaves outside its directory; short, for paths of sockets are."""
+        """Part of the names of what one start of a member leaves outside its directory. Short, because socket paths are
+        limited."""
         return f"{self.mark[:8]}-{start}"
 
 
 class ClusterDir:
-    """One cluster's directory: of the cluster with that mark, or without one of whichever has the name."""
+    """One cluster's directory. With a mark, only the cluster with that mark; without, any cluster of that name."""
 
     def __init__(self, path: Path, mark: str = "") -> None:
         self._mark = mark
         self.path = path
         self.name = path.name
-        self.intent_file = path / "cluster.json"
+        self.record_file = path / "cluster.json"
         self.ledger_file = path / "ledger.json"
         self.report_file = path / "report.json"
         self.keeper_lock = path / "keeper.lock"
@@ -64,16 +69,16 @@ class ClusterDir:
     @property
     def exists(self) -> bool:
         if not self._mark:
-            return self.intent_file.exists()
+            return self.record_file.exists()
         try:
-            self.read_intent()
+            self.read()
         except NotFound:
             return False
         return True
 
     @property
     def has_keeper(self) -> bool:
-        """A keeper holds its lock for as long as it lives."""
+        """True if a keeper runs: it holds its lock until it ends."""
         try:
             descriptor = os.open(self.keeper_lock, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -86,37 +91,51 @@ class ClusterDir:
             os.close(descriptor)
         return False
 
-    def read_intent(self) -> Intent:
+    def read(self) -> ClusterRecord:
+        """The cluster's record. Raises NotFound, or Replaced if another cluster has the name."""
         try:
-            data = json.loads(self.intent_file.read_text())
+            record = codec.load(ClusterRecord, json.loads(self.record_file.read_text()))
         except FileNotFoundError:
-            raise NotFound(f"There is no cluster {self.name!r}.", "`oars ls` lists those that are there.") from None
+            raise NotFound(f"There is no cluster {self.name!r}.", "`oars ls` lists the clusters.") from None
         except ValueError as error:
-            hint = f"Remove {self.path} when nothing of it runs any more (`oars doctor` says)."
             raise OarsError(
-                f"What is written about the cluster {self.name!r} cannot be read: {error}.", hint
+                f"The record of cluster {self.name!r} cannot be read: {error}.",
+                f"Remove {self.path} once nothing of the cluster runs any more (`oars doctor` tells).",
             ) from error
-        if self._mark not in ("", data["mark"]):
+        if self._mark not in ("", record.mark):
             raise Replaced(self.name)
-        owner = Identity(**data["owner"]) if data["owner"] else None
-        return Intent(**{**data, "owner": owner, "import_path": tuple(data["import_path"])})
+        return record
 
-    def change_intent(self, **changes: object) -> Intent:
-        """Read, change and write under a lock: two commands at once do not lose each other's change."""
+    def change(self, desired: Desired | None = None, **changes: Any) -> ClusterRecord:
+        """Change the intent, and with a new spec the desired state. Holds a lock, so that concurrent commands do not
+        lose changes."""
         with locked(self.path / "intent.lock"):
-            before = self.read_intent()
-            intent = replace(before, generation=before.generation + 1, **changes)  # type: ignore[arg-type]
-            write_json(self.intent_file, asdict(intent))
-        return intent
+            before = self.read()
+            record = replace(
+                before, intent=before.intent.changed(**changes), spec_desired=desired or before.spec_desired
+            )
+            write_json(self.record_file, codec.dump(record))
+        return record
 
     def read_report(self) -> Report | None:
         try:
-            return Report.from_json(json.loads(self.report_file.read_text()))
+            return codec.load(Report, json.loads(self.report_file.read_text()))
         except FileNotFoundError:
             return None
 
     def write_report(self, report: Report) -> None:
-        write_json(self.report_file, report.to_json())
+        write_json(self.report_file, codec.dump(report))
+
+    @contextmanager
+    def claim_ports(self) -> Iterator[set[int]]:
+        """Hold the lock on ports that all clusters share; yields the claimed ports."""
+        with locked(self.path.parent.parent / "ports.lock"):
+            claimed: set[int] = set()
+            for path in self.path.parent.glob("*/ledger.json"):
+                with suppress(OarsError):  # a damaged ledger of another cluster must not stop this one
+                    for entry in read_ledger(path).entries.values():
+                        claimed.update(entry.ports.values())
+            yield claimed
 
     def log_file(self, member: str) -> Path:
         return self.logs / f"{member}.log"
@@ -133,7 +152,7 @@ class Store:
         self.clusters = state_dir / "clusters"
 
     def open(self) -> None:
-        """Make the directories; a clear error where that cannot be."""
+        """Create the directories. Raises OarsError if that fails."""
         try:
             for path in (self.root, self.clusters):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -153,33 +172,33 @@ class Store:
             raise Denied(f"May not read {self.clusters}.", "Check its owner, or set OARS_STATE_DIR.") from error
         return found
 
-    def create(self, intent: Intent, private: Mapping[str, bytes]) -> ClusterDir:
-        """A new cluster's directory, complete or not at all."""
+    def create(self, record: ClusterRecord, private: Mapping[str, bytes]) -> ClusterDir:
+        """Create the directory of a new cluster atomically."""
         self.open()
-        directory = self.cluster(intent.name)
-        temporary = ClusterDir(self.root / f"new-{intent.name}-{secrets.token_hex(4)}")
+        directory = self.cluster(record.name)
+        temporary = ClusterDir(self.root / f"new-{record.name}-{secrets.token_hex(4)}")
         try:
             for path in (temporary.path, temporary.secrets, temporary.logs, temporary.members):
                 path.mkdir(mode=0o700)
             for name, data in private.items():
                 _write_secret(temporary.secrets / name, data)
-            write_json(temporary.intent_file, asdict(intent))
+            write_json(temporary.record_file, codec.dump(record))
             temporary.path.rename(directory.path)
         except OSError as error:
             temporary.remove()
             if directory.exists:
                 raise NameInUse(
-                    f"A cluster called {intent.name!r} is there already.",
-                    f"Choose another name, or remove it with `oars down {intent.name}`.",
+                    f"A cluster called {record.name!r} is there already.",
+                    f"Choose another name, or remove it with `oars down {record.name}`.",
                 ) from error
             raise _cannot_write(self.root, error) from error
         return directory
 
 
-def empty_report(intent: Intent) -> Report:
-    """Before the keeper has said anything."""
-    phase = Phase.PENDING if intent.running else Phase.STOPPING
-    return Report(Status(intent.name, str(intent.spec["engine"]), str(intent.spec.get("place", "local")), phase))
+def empty_report(record: ClusterRecord) -> Report:
+    """The report of a cluster whose keeper has not published one yet."""
+    phase = Phase.PENDING if record.intent.running else Phase.STOPPING
+    return Report(Status(record.name, record.spec_desired.engine, record.spec_desired.place, phase))
 
 
 def _write_secret(path: Path, data: bytes) -> None:

@@ -1,5 +1,5 @@
-"""What another description means for a cluster that runs: what is changed in place, which workers are replaced (after
-they have handed over what they hold), and whether the head must go, and with it all workers and all work. Pure."""
+"""Compares two specs of a running cluster: what changes in place, which workers are replaced (after they have handed
+over their data), and whether the head is replaced, which loses all workers and all work. Pure."""
 
 from __future__ import annotations
 
@@ -8,73 +8,92 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from oars.model import Group
+from oars import engines
+from oars.model import Desired, Group
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.places.kube.render import objects
-from oars.places.kube.render.pod import Cluster, mounted_files, revision, template
+from oars.places.kube.render.pod import mounted_files, template
+from oars.plan.desired import digest
 from oars.spec.cluster import ClusterSpec
+from oars.spec.options import parse_options
 
-# Fields that cannot follow, as in the CRD, with the reason.
-FIXED = {
+# Fields that cannot change in a running cluster, with the reason. The CRD has the same; engines add their own options.
+IMMUTABLE = {
     "engine": "another engine is another cluster",
     "namespace.name": "a cluster cannot move",
     "namespace.create": "a cluster cannot move",
-    "dask.protocol": "running clients and workers speak the old one",
-    "ray.auth": "running clients and workers use the old one",
-    "mars.distribution": "the two cannot talk to each other",
 }
-# Of the loop alone: no object of Kubernetes shows them.
-QUIET = ("drain", "lifetime", "min_ready")
+# Fields that only the control loop reads: they change no Kubernetes object.
+LOOP_FIELDS = ("drain", "lifetime", "min_ready")
 MOST_LINES = 20
 _LONG = 60
 _MISSING = object()
 
 
 class Effect(StrEnum):
-    """What a change costs, from nothing to everything."""
+    """The effect of a change, the least severe first."""
 
     IN_PLACE = "in place"
     ADDED = "added"
-    DRAINED = "drained"  # workers go, what they hold moves first unless the head goes too
-    ROLLED = "rolled"  # workers are replaced, what they hold moves first unless the head goes too
-    HEAD = "head replaced"  # and all that the cluster holds is lost
+    DRAINED = "drained"  # workers are removed; they hand over their data first unless the head is replaced too
+    ROLLED = "rolled"  # workers are replaced; they hand over their data first unless the head is replaced too
+    HEAD = "head replaced"  # all data of the cluster is lost
     REFUSED = "refused"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference: what it costs, a sentence, and the fields that make it."""
+    """One difference: its effect, a sentence for users, and the fields that differ."""
 
     effect: Effect
     message: str
     lines: tuple[str, ...] = ()
 
 
-def compare(before: Cluster, after: Cluster) -> tuple[Change, ...]:
-    """Nothing: both are the same. The gravest comes first."""
-    refused = tuple(_refused(_at_home(before), _at_home(after)))
+@dataclass(frozen=True)
+class Version:
+    """A spec and the desired state built from it."""
+
+    spec: ClusterSpec
+    desired: Desired
+
+
+def compare(before: Version, after: Version) -> tuple[Change, ...]:
+    """The changes from one version to the other, the most severe first. Empty: both are the same."""
+    refused = tuple(_refused(_with_namespace(before), _with_namespace(after)))
     if refused:
         return refused
     head = list(_head(before, after))
-    found = [*_around(before, after), *_quiet(before.spec, after.spec), *head]
+    found = [*_owned_objects(before, after), *_loop_settings(before.spec, after.spec), *head]
     found += _groups(before, after, with_head=bool(head))
     order = list(Effect)
     return tuple(sorted(found, key=lambda change: -order.index(change.effect)))
 
 
-def _at_home(cluster: Cluster) -> ClusterSpec:
-    """Said or not, a cluster is in a namespace."""
-    block = cluster.spec.namespace
-    named = block.model_copy(update={"name": block.name or cluster.namespace})
-    return cluster.spec.model_copy(update={"namespace": named})
+def _with_namespace(version: Version) -> ClusterSpec:
+    """The spec with its namespace filled in."""
+    block = version.spec.namespace
+    named = block.model_copy(update={"name": block.name or version.desired.namespace})
+    return version.spec.model_copy(update={"namespace": named})
 
 
 def _refused(before: ClusterSpec, after: ClusterSpec) -> Iterator[Change]:
-    for path, reason in FIXED.items():
-        old, new = _field(before, path), _field(after, path)
+    fields = [(path, reason, _field(before, path), _field(after, path)) for path, reason in IMMUTABLE.items()]
+    if before.engine == after.engine:
+        fields += _immutable_options(before, after)
+    for path, reason, old, new in fields:
         if old != new:
             yield Change(Effect.REFUSED, f"{path} cannot change: {reason}.", (_line(path, old, new),))
+
+
+def _immutable_options(before: ClusterSpec, after: ClusterSpec) -> Iterator[tuple[str, str, Any, Any]]:
+    engine = engines.get(before.engine)
+    model = engine.options_model()
+    if model is not None:
+        old, new = (parse_options(model, spec).model_dump(mode="json", by_alias=True) for spec in (before, after))
+        for name, reason in engine.immutable_options.items():
+            yield f"{engine.name}.{name}", reason, old[name], new[name]
 
 
 def _field(spec: ClusterSpec, path: str) -> Any:
@@ -84,9 +103,9 @@ def _field(spec: ClusterSpec, path: str) -> Any:
     return found
 
 
-def _around(before: Cluster, after: Cluster) -> Iterator[Change]:
-    """The Service, the policies and the like. Files are told with the members that read them."""
-    old, new = ({names.kind_and_name(obj): obj for obj in _everything_around(each)} for each in (before, after))
+def _owned_objects(before: Version, after: Version) -> Iterator[Change]:
+    """Changes of the Service, the policies and the like. Files are reported with the members that read them."""
+    old, new = ({names.kind_and_name(obj): obj for obj in _render_owned(each)} for each in (before, after))
     for key in [*old, *(key for key in new if key not in old)]:
         kind, name = key
         if kind == "ConfigMap" or old.get(key) == new.get(key):
@@ -96,27 +115,27 @@ def _around(before: Cluster, after: Cluster) -> Iterator[Change]:
         yield Change(Effect.IN_PLACE, f"{kind} {name} {verb}.", lines)
 
 
-def _everything_around(cluster: Cluster) -> list[Object]:
-    return [*objects.surroundings(cluster), objects.disruption_budget(cluster)]
+def _render_owned(version: Version) -> list[Object]:
+    return [*objects.supporting_objects(version.desired), objects.disruption_budget(version.desired)]
 
 
-def _quiet(before: ClusterSpec, after: ClusterSpec) -> Iterator[Change]:
-    old, new = ({name: each.model_dump(mode="json")[name] for name in QUIET} for each in (before, after))
+def _loop_settings(before: ClusterSpec, after: ClusterSpec) -> Iterator[Change]:
+    old, new = ({name: each.model_dump(mode="json")[name] for name in LOOP_FIELDS} for each in (before, after))
     if lines := lines_between(old, new):
-        yield Change(Effect.IN_PLACE, "How the cluster is looked after is changed.", lines)
+        yield Change(Effect.IN_PLACE, "Settings of the control loop are changed.", lines)
 
 
-def _head(before: Cluster, after: Cluster) -> Iterator[Change]:
-    old, new = before.shape.head, after.shape.head
-    if objects.revision_of(before, old) == objects.revision_of(after, new):
+def _head(before: Version, after: Version) -> Iterator[Change]:
+    old, new = before.desired.shape.head, after.desired.shape.head
+    if objects.revision_of(before.desired, old) == objects.revision_of(after.desired, new):
         return
     sentence = "The head is replaced: running work and all that the cluster holds are lost."
     yield Change(Effect.HEAD, sentence, lines_between(_made_of(before, old), _made_of(after, new)))
 
 
-def _groups(before: Cluster, after: Cluster, *, with_head: bool) -> Iterator[Change]:
-    """`with_head`: it is replaced too, and all workers go with it as they are."""
-    old, new = ({group.name: group for group in each.shape.workers} for each in (before, after))
+def _groups(before: Version, after: Version, *, with_head: bool) -> Iterator[Change]:
+    """Changes of worker groups. `with_head`: the head is replaced too, so the workers cannot hand over their data."""
+    old, new = ({group.name: group for group in each.desired.shape.workers} for each in (before, after))
     for name, group in old.items():
         if name not in new:
             sentence = f"The group {name!r} is removed: {_leave(group.replicas, with_head=with_head)}."
@@ -128,8 +147,8 @@ def _groups(before: Cluster, after: Cluster, *, with_head: bool) -> Iterator[Cha
             yield from _group(before, after, old[name], group, with_head=with_head)
 
 
-def _group(before: Cluster, after: Cluster, old: Group, new: Group, *, with_head: bool) -> Iterator[Change]:
-    if objects.revision_of(before, old) != objects.revision_of(after, new):
+def _group(before: Version, after: Version, old: Group, new: Group, *, with_head: bool) -> Iterator[Change]:
+    if objects.revision_of(before.desired, old) != objects.revision_of(after.desired, new):
         how = (
             " with the head; what they hold is lost" if with_head else "; each hands over what it holds before it goes"
         )
@@ -150,16 +169,20 @@ def _count(number: int) -> str:
 
 def _leave(number: int, *, with_head: bool) -> str:
     if with_head:
-        return "1 worker goes with the head" if number == 1 else f"{number} workers go with the head"
-    return "1 worker hands over what it holds and goes" if number == 1 else f"{number} workers hand over and go"
+        return f"{_count(number)} {'is' if number == 1 else 'are'} removed with the head"
+    verbs = "hands over its data and is removed" if number == 1 else "hand over their data and are removed"
+    return f"{_count(number)} {verbs}"
 
 
-def _made_of(cluster: Cluster, group: Group) -> Object:
-    """What its pods are made of. Whole files would hide the rest; each has a short name for its content instead, and
-    the annotation that stands for all of them says no more."""
-    pod = template(cluster, group)
+def _made_of(version: Version, group: Group) -> Object:
+    """The pod template and the files of a group, to compare. Each file is replaced by a hash of its content, as whole
+    files would hide the other differences. The annotation with the hash of all files is redundant then."""
+    pod = template(version.desired, group)
     pod["metadata"].get("annotations", {}).pop(names.FILES, None)
-    return {**pod, "files": {name: revision({name: text}) for name, text in mounted_files(cluster, group).items()}}
+    return {
+        **pod,
+        "files": {name: digest({name: text}) for name, text in mounted_files(version.desired, group).items()},
+    }
 
 
 # fields
@@ -186,7 +209,7 @@ def _between(before: Any, after: Any, path: str) -> Iterator[str]:
 
 
 def _by_name(value: Any) -> Mapping[str, Any] | None:
-    """A mapping as it is, and a list whose entries have names as one."""
+    """The value as a mapping: a mapping itself, or a list whose entries all have names. None for others."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, list) and all(isinstance(entry, Mapping) and "name" in entry for entry in value):

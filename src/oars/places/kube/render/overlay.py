@@ -1,9 +1,9 @@
-"""Merging a user's PodTemplateSpec over ours, as Kubernetes merges: maps by key, containers and the like by name, other
-lists whole. Pure.
+"""Merges a user's PodTemplateSpec into ours, as Kubernetes merges: maps by key, containers and the like by name, other
+lists as a whole. Pure.
 
-The user's word wins over our defaults. Where ours must hold (what the engine is started with, what we find pods by),
-a different word is an error that names the field: neither side loses silently. A null, which is what YAML makes of a
-field with nothing after it, is no word.
+The user's values override our defaults. Fields that we must control (how the engine is started, the labels by which we
+find pods) cannot be overridden: a different value is an error that names the field. A null, which YAML reads from a
+field without a value, counts as not set.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from oars.base.errors import SpecError
 
-# How the items of a list are told apart. Of lists without such a key Kubernetes unites finalizers alone, and we have
-# none; of others, such as the capabilities to drop, only the user's counts.
+# Merge keys of lists. Of the lists without a merge key Kubernetes merges only finalizers, which we do not set. Other
+# lists, such as the capabilities to drop, are replaced by the user's.
 KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -27,10 +27,10 @@ KEYS = {
     "hostAliases": "ip",
     "ports": "containerPort",
 }
-# Taken whole from the user: half of the one and half of the other would be neither.
+# Replaced as a whole by the user's: a mix of both would be invalid.
 WHOLE = re.compile(r"(Probe|affinity|preStop|postStart)$")
-# What must stay as it is, with what to do instead.
-_OURS = (
+# Fields that users must not change, with the reason for the error message.
+_PROTECTED = (
     (re.compile(r"metadata\.labels\[oars\.dev/"), "Oars finds its pods by it; choose another label"),
     (re.compile(r"metadata\.annotations\[oars\.dev/"), "Oars keeps its books there; choose another annotation"),
     (re.compile(r"containers\[(head|worker)\]\.(command|args)"), "it is how the engine is started"),
@@ -50,35 +50,36 @@ _OURS = (
     (re.compile(r"restartPolicy$"), "pods of a Deployment are always restarted"),
 )
 
-# Maps that we add to later, though they may not be there yet.
+# Maps that we may add to later, even if our template does not have them yet.
 _ADDED_TO = ("metadata.annotations",)
 
-# Entries of lists that only we may add, whether or not this very pod has them.
+# List entries that only Oars may add, whether or not this pod has them.
 _RESERVED = re.compile(r"containers\[oars\]$|volumes\[oars-[a-z]+\]$|volumeMounts\[/etc/oars")
 
 
 def merged(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Our template with the user's over it; `where` names the user's in errors, such as head.pod."""
+    """Our template with the user's merged in. `where` is the user's field for error messages, such as head.pod."""
     unknown = sorted(set(theirs) - {"metadata", "spec"})
     if unknown:
         raise SpecError(
             f"{where}.{unknown[0]}: a PodTemplateSpec has only metadata and spec.",
             f"Write {where}: {{spec: {{{unknown[0]}: …}}}}.",
         )
-    result: dict[str, Any] = _merge(ours, _with_new_names(_written(theirs)), "", where)
+    result: dict[str, Any] = _merge(ours, _without_deprecated_names(_without_nulls(theirs)), "", where)
     return result
 
 
 def container(theirs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What the user says of one container. What makes no sense is passed over: `merged` tells."""
+    """The user's entry for one container. Skips malformed entries: `merged` raises for them."""
     spec = theirs.get("spec")
     listed = spec.get("containers") if isinstance(spec, Mapping) else None
     containers = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
     return next((item for item in containers if item.get("name") == name), {})
 
 
-def _with_new_names(theirs: dict[str, Any]) -> dict[str, Any]:
-    """Kubernetes heeds the old name of the account where the new one is missing; ours would never be."""
+def _without_deprecated_names(theirs: dict[str, Any]) -> dict[str, Any]:
+    """Rename `serviceAccount`, the deprecated name of the field. Kubernetes ignores it if the new name is set, and our
+    template always sets that."""
     spec = theirs.get("spec")
     if not isinstance(spec, Mapping) or "serviceAccount" not in spec:
         return theirs
@@ -86,11 +87,11 @@ def _with_new_names(theirs: dict[str, Any]) -> dict[str, Any]:
     return {**theirs, "spec": {"serviceAccountName": spec["serviceAccount"], **rest}}
 
 
-def _written(theirs: Any) -> Any:
-    """Without nulls, as Kubernetes reads it."""
+def _without_nulls(theirs: Any) -> Any:
+    """The value without nulls, as Kubernetes reads it."""
     if isinstance(theirs, Mapping):
-        return {str(key): _written(value) for key, value in theirs.items() if value is not None}
-    return [_written(item) for item in theirs] if isinstance(theirs, list) else theirs
+        return {str(key): _without_nulls(value) for key, value in theirs.items() if value is not None}
+    return [_without_nulls(item) for item in theirs] if isinstance(theirs, list) else theirs
 
 
 def _merge(ours: Any, theirs: Any, path: str, where: str) -> Any:
@@ -99,7 +100,7 @@ def _merge(ours: Any, theirs: Any, path: str, where: str) -> Any:
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and not WHOLE.search(path):
         for key in theirs:
             if key not in ours:
-                _refuse(_below(path, key), where)  # half of a thing of ours would be theirs
+                _refuse(_below(path, key), where)  # the user adds a field to an object that must stay as rendered
                 if _below(path, key) in _ADDED_TO:
                     _merge({}, theirs[key], _below(path, key), where)
         merged_keys = {key: _merge(ours[key], theirs[key], _below(path, key), where) for key in ours if key in theirs}
@@ -140,7 +141,7 @@ def _merge_lists(ours: list[Any], theirs: list[Any], path: str, where: str) -> l
 
 
 def _refuse(path: str, where: str) -> None:
-    for pattern, reason in _OURS:
+    for pattern, reason in _PROTECTED:
         if pattern.search(path):
             raise SpecError(f"{where}.{path} clashes with what Oars sets there: {reason}.", "Leave it out.")
 

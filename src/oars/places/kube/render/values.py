@@ -1,4 +1,4 @@
-"""What stands for the `$(…)` of templates in a pod. Kubernetes itself fills in what differs from pod to pod. Pure."""
+"""Values for the `$(…)` of templates in a pod. Kubernetes fills in those that differ from pod to pod. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from oars.places.kube import names
 
 FILES, SECRETS, SCRATCH = "/etc/oars/files", "/etc/oars/secrets", "/tmp"
 
-# From the downward API; they stand first in every environment, so that later values and arguments may use them.
+# From the downward API. They come first in every environment, so that later values and arguments can refer to them.
 POD_FIELDS = {"POD_IP": "status.podIP", "POD_NAME": "metadata.name", "POD_UID": "metadata.uid"}
 
 
 def pod_values(cluster: str, shape: Shape, group: Group) -> dict[str, str]:
-    """For the argv, environment and files of a group's members."""
+    """Values for the argv, environment and files of a group's members."""
     process = group.process
     return {
         "host": "$(POD_IP)",
-        "bind": "0.0.0.0",  # a pod's own network; port-forward comes in on its loopback
+        "bind": "0.0.0.0",  # the pod has its own network; port-forward connects to its loopback
         "member": HEAD if group.role is Role.HEAD else "$(POD_NAME)",
         "incarnation": "$(POD_UID)",
         "dir": SCRATCH,
@@ -30,7 +30,7 @@ def pod_values(cluster: str, shape: Shape, group: Group) -> dict[str, str]:
 
 
 def head_values(host: str, shape: Shape, ports: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Where the head is, seen from `host`'s side; `ports` are those of a forward."""
+    """The address of the head. `ports`: local ports of a port-forward, if there is one."""
     given = ports or {}
     return {
         "head.host": host,
@@ -39,6 +39,6 @@ def head_values(host: str, shape: Shape, ports: Mapping[str, int] | None = None)
 
 
 def secret_files(shape: Shape) -> list[str]:
-    """The files of the cluster's Secret, by what the engine asks for."""
+    """The keys of the cluster's Secret that the engine needs."""
     files = ["ca.pem", "cert.pem", "key.pem"] if "tls" in shape.secrets else []
     return [*files, "token"] if "token" in shape.secrets else files

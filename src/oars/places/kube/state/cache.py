@@ -1,4 +1,4 @@
-"""What the API server told us of a cluster, kept up to date by watches: looking costs no request."""
+"""Cache of a cluster's objects, kept up to date by watches: reading it costs no request."""
 
 from __future__ import annotations
 
@@ -8,49 +8,50 @@ from typing import Protocol
 
 from oars.kube.kinds import Object
 
-CATCH_UP = 5.0  # seconds; if a watch lags longer, what we asked for is asked for again
+CATCH_UP = 5.0  # seconds; if a watch lags longer, we repeat the write
 
 
-class Seen(Protocol):
-    """The objects of one cluster, as last heard."""
+class ClusterCache(Protocol):
+    """The objects of one cluster, as the watches last reported them."""
 
     def pods(self) -> list[Object]: ...
 
     def deployments(self) -> list[Object]: ...
 
     def has(self, kind: str, name: str) -> bool | None:
-        """Whether an object of the cluster is there. None: that kind is not watched."""
+        """True if the cluster has that object. None: the kind is not watched."""
 
 
 class ReadYourWrites:
-    """Answers to our own writes, until the watches have caught up: we never act on a state from before our last act."""
+    """Keeps the responses to our own writes until the watches have caught up, so that we never act on a state from
+    before our last write."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._answers: dict[str, tuple[float, Object]] = {}
+        self._written: dict[str, tuple[float, Object]] = {}
 
-    def note(self, answer: Object) -> None:
-        self._answers[answer["metadata"]["uid"]] = (self._clock(), answer)
+    def note(self, obj: Object) -> None:
+        self._written[obj["metadata"]["uid"]] = (self._clock(), obj)
 
-    def newest(self, seen: list[Object]) -> list[Object]:
-        """What was seen, with our answers in place of what is older."""
-        if not self._answers:
-            return seen
-        known = {obj["metadata"]["uid"]: obj for obj in seen}
-        for uid, (when, answer) in list(self._answers.items()):
-            caught_up = uid in known and _version(known[uid]) >= _version(answer)
+    def newest(self, cached: list[Object]) -> list[Object]:
+        """The cached objects, with our own writes in place of older versions."""
+        if not self._written:
+            return cached
+        known = {obj["metadata"]["uid"]: obj for obj in cached}
+        for uid, (when, written) in list(self._written.items()):
+            caught_up = uid in known and _version(known[uid]) >= _version(written)
             if caught_up or self._clock() - when > CATCH_UP:
-                del self._answers[uid]
+                del self._written[uid]
             else:
-                known[uid] = answer
+                known[uid] = written
         return list(known.values())
 
     def forget(self, uid: str) -> None:
-        self._answers.pop(uid, None)
+        self._written.pop(uid, None)
 
 
 def _version(obj: Object) -> int:
-    """Kubernetes says that these are opaque; in every server there is they are numbers that grow."""
+    """The resource version as a number. It is opaque by contract, but all API servers use increasing numbers."""
     return int(obj["metadata"]["resourceVersion"])
 
 
@@ -59,7 +60,8 @@ _CONTAINER_FIELDS = ("name", "image", "resources", "restartPolicy")  # the last 
 
 
 def trimmed_pod(pod: Object) -> Object:
-    """All that is ever asked of a pod: a cache of thousands shall stay small. What why reads must be among it."""
+    """The pod with only the fields that Oars reads, `places.kube.why` included: a cache of thousands of pods must stay
+    small."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
     kept: Object = {key: spec[key] for key in _POD_FIELDS if key in spec}
     kept["containers"] = _trimmed_containers(spec.get("containers"))
@@ -76,7 +78,7 @@ def _trimmed_containers(containers: Iterable[Object] | None) -> list[Object]:
 
 
 def _claims(volumes: Iterable[Object] | None) -> list[Object]:
-    """Volumes that somebody else has to provide, by name."""
+    """The volumes that are PersistentVolumeClaims, with only the claim's name."""
     claims = [volume["persistentVolumeClaim"] for volume in volumes or () if "persistentVolumeClaim" in volume]
     return [{"persistentVolumeClaim": {"claimName": claim["claimName"]}} for claim in claims]
 
@@ -89,7 +91,7 @@ def trimmed_deployment(deployment: Object) -> Object:
 
 
 def trimmed_other(obj: Object) -> Object:
-    """All that is asked of a Service, a policy and the like: that it is there, and whose it is."""
+    """A Service, NetworkPolicy or the like with only its metadata: Oars checks that it exists and who owns it."""
     return {"metadata": {**_trimmed_metadata(obj), "ownerReferences": _owners(obj)}}
 
 

@@ -1,4 +1,4 @@
-"""Pods as members. Pure."""
+"""Derives members and their states from pods and Deployments. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from oars.model import HEAD, Failure, Member, MemberId, MemberState, Role
+from oars.model import HEAD, Death, Member, MemberId, MemberState, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
 
 
 def is_member(pod: Object) -> bool:
-    """Whoever may label a pod can give it a cluster's name, or take from a member what makes it one. Such a pod is
-    nothing to us."""
+    """True if the pod has a group label. Users can put a cluster's label on any pod, or remove the group label of a
+    member; we ignore such pods."""
     return names.GROUP in (pod["metadata"].get("labels") or ())
 
 
 def is_staying(pod: Object) -> bool:
-    """It counts: it is a member, not on its way out, and has not ended for good (an evicted pod is replaced)."""
-    return is_member(pod) and is_up(pod) and names.GOING not in pod["metadata"].get("annotations", {})
+    """True if the pod counts as a replica: it is a member, is not being removed, and has not ended for good (an evicted
+    pod is replaced)."""
+    return is_member(pod) and is_up(pod) and names.LEAVING not in pod["metadata"].get("annotations", {})
 
 
 def is_up(pod: Object) -> bool:
@@ -31,14 +32,19 @@ def phase(pod: Object) -> str:
     return str(pod.get("status", {}).get("phase", "Pending"))
 
 
+def condition(obj: Object, kind: str) -> Mapping[str, Any]:
+    """The condition of that type; empty if there is none."""
+    conditions: Iterable[Mapping[str, Any]] = obj.get("status", {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == kind), {})
+
+
 def is_ready(pod: Object) -> bool:
-    """Its probes say so."""
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+    """True if the pod passes its probes."""
+    return condition(pod, "Ready").get("status") == "True"
 
 
 def is_running(pod: Object) -> bool:
-    """Its engine's process runs, ready or not."""
+    """True if the engine's process runs, ready or not."""
     return _state(pod, _container(pod, role(pod).value))[0] is MemberState.RUNNING
 
 
@@ -47,7 +53,7 @@ def role(pod: Object) -> Role:
 
 
 def group(pod: Object, revisions: Mapping[str, str]) -> str:
-    """The group's name; a pod of an older description of it belongs to a group of its own."""
+    """The group's name. Pods of an older revision form a separate group, NAME@REVISION."""
     labels = pod["metadata"]["labels"]
     name = str(labels[names.GROUP])
     revision = labels.get(names.REVISION, "")
@@ -55,7 +61,7 @@ def group(pod: Object, revisions: Mapping[str, str]) -> str:
 
 
 def containers(pod: Object) -> list[str]:
-    """All of them, the member's own first: those beside it, those that came before, those that people added to look."""
+    """Names of all containers, the engine's first; sidecars, init containers and ephemeral containers follow."""
     spec, own = pod["spec"], role(pod).value
     kinds = ("containers", "initContainers", "ephemeralContainers")
     named = [str(container["name"]) for kind in kinds for container in spec.get(kind) or ()]
@@ -63,7 +69,7 @@ def containers(pod: Object) -> list[str]:
 
 
 def members(pods: Iterable[Object], revisions: Mapping[str, str]) -> tuple[Member, ...]:
-    """`revisions`: of each worker group, as it shall be."""
+    """The members among the pods: the newest head and all workers. `revisions`: the desired ones by group."""
     staying = sorted(filter(is_staying, pods), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
     heads = [pod for pod in staying if role(pod) is Role.HEAD][-1:]
     workers = [pod for pod in staying if role(pod) is Role.WORKER]
@@ -75,24 +81,42 @@ def _member(pod: Object, revisions: Mapping[str, str]) -> Member:
     container = _container(pod, kind.value)
     state, reason = _state(pod, container)
     is_head = kind is Role.HEAD
-    own = f"{metadata['uid']}:{container.get('restartCount', 0)}"
     return Member(
         id=HEAD if is_head else MemberId(metadata["name"]),
         role=kind,
-        group="head" if is_head else group(pod, revisions),
+        group=HEAD if is_head else group(pod, revisions),
         state=state,
-        incarnation=metadata["uid"],
-        head=own if is_head else metadata.get("annotations", {}).get(names.HEAD_EPOCH, "0"),
-        started=_seconds(container.get("state", {}).get("running", {}).get("startedAt")),
+        incarnation=_incarnation(pod, container) if is_head else metadata["uid"],
+        head_epoch=head_epoch(pod),
+        started_at=_seconds(container.get("state", {}).get("running", {}).get("startedAt")),
+        created_at=_seconds(metadata["creationTimestamp"]),
         address=pod.get("status", {}).get("podIP", ""),
         reason=reason,
-        answers=is_ready(pod),
-        made=_seconds(metadata["creationTimestamp"]),
+        probe_ready=is_ready(pod),
     )
 
 
+def head_epoch(pod: Object) -> int:
+    """The epoch of the head that a worker was started for."""
+    return int(annotation(pod, names.HEAD_EPOCH) or 0)
+
+
+def _incarnation(pod: Object, container: Mapping[str, Any]) -> str:
+    """Identifies one start of the head: a restart of its container is a new one. Empty before the first start."""
+    if not {"running", "terminated"} & container.get("state", {}).keys() and not container.get("lastState"):
+        return ""
+    return f"{pod['metadata']['uid']}:{container.get('restartCount', 0)}"
+
+
+def head_pod(pods: Iterable[Object]) -> str:
+    """The name of the newest head pod; empty if there is none."""
+    heads = [pod for pod in pods if is_staying(pod) and role(pod) is Role.HEAD]
+    newest = max(heads, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+    return str(newest["metadata"]["name"]) if newest else ""
+
+
 def outline(pod: Object) -> tuple[object, ...]:
-    """What is different if a pod has become another member than it was, or none: to make members to compare is dear."""
+    """The fields that change when the member changes; empty if the pod is none. Cheaper than comparing members."""
     if not is_staying(pod):
         return ()
     container = _container(pod, role(pod).value)
@@ -101,12 +125,11 @@ def outline(pod: Object) -> tuple[object, ...]:
 
 
 def is_starting(old: Object, new: Object) -> bool:
-    """A pod that comes up as it should: it was not ready, has not failed, and was not started anew."""
+    """True if the pod is on its way to ready: it was not ready before, and has neither failed nor restarted."""
     if is_ready(old) or not is_staying(old) or not is_staying(new):
         return False
     before, after = (_container(pod, role(pod).value) for pod in (old, new))
-    failed = _state(new, after)[0] is MemberState.EXITED
-    return not failed and before.get("restartCount", 0) == after.get("restartCount", 0)
+    return not _has_died(after) and before.get("restartCount", 0) == after.get("restartCount", 0)
 
 
 def _container(pod: Object, name: str) -> Mapping[str, Any]:
@@ -114,22 +137,28 @@ def _container(pod: Object, name: str) -> Mapping[str, Any]:
     return next((status for status in found if status["name"] == name), {})
 
 
+def _has_died(container: Mapping[str, Any]) -> bool:
+    state = container.get("state", {})
+    return "terminated" in state or state.get("waiting", {}).get("reason") == "CrashLoopBackOff"
+
+
 def _state(pod: Object, container: Mapping[str, Any]) -> tuple[MemberState, str]:
+    """The member's state and its reason. A container that died counts as waiting, for the kubelet restarts it."""
     state = container.get("state", {})
     if "running" in state:
         return MemberState.RUNNING, ""
     if "terminated" in state:
-        return MemberState.EXITED, _ending(state["terminated"])
+        return MemberState.WAITING, _ending(state["terminated"])
     waiting = state.get("waiting", {}).get("reason", "")
     if waiting == "CrashLoopBackOff":
-        return MemberState.EXITED, _ending(container.get("lastState", {}).get("terminated", {}))
+        return MemberState.WAITING, _ending(container.get("lastState", {}).get("terminated", {}))
     return MemberState.WAITING, waiting or _pending(pod)
 
 
 def _pending(pod: Object) -> str:
-    for condition in pod.get("status", {}).get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return str(condition.get("reason", "Unschedulable"))
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("reason", "Unschedulable"))
     return "the pod is being created"
 
 
@@ -140,19 +169,21 @@ def _ending(terminated: Mapping[str, Any]) -> str:
     return "ended" if code is None else f"exited with code {code}"
 
 
-def failures(pods: Iterable[Object], now: float) -> dict[MemberId, Failure]:
-    """Members whose container died; Kubernetes counts for us."""
+def deaths(pods: Iterable[Object], now: float) -> dict[MemberId, Death]:
+    """The last death of each member whose container died, with the kubelet's count of restarts."""
     found = {}
     for pod in filter(is_staying, pods):
         kind = role(pod)
         container = _container(pod, kind.value)
-        ended = container.get("lastState", {}).get("terminated") or container.get("state", {}).get("terminated")
-        if not container.get("restartCount") and not container.get("state", {}).get("terminated"):
+        restarts, ended = container.get("restartCount", 0), container.get("state", {}).get("terminated")
+        if not restarts and not ended and not _has_died(container):
             continue
+        last = ended or container.get("lastState", {}).get("terminated") or {}
+        at, started_at = _seconds(last.get("finishedAt")) or now, _seconds(last.get("startedAt"))
         member = HEAD if kind is Role.HEAD else MemberId(pod["metadata"]["name"])
-        last = _seconds((ended or {}).get("finishedAt")) or now
-        reason = _ending(ended or {})
-        found[member] = Failure(max(1, container.get("restartCount", 1)), last, 0.0, pod["metadata"]["uid"], reason)
+        dead = restarts - 1 if "running" in container.get("state", {}) else restarts  # which start of the container
+        incarnation = f"{pod['metadata']['uid']}:{dead}"
+        found[member] = Death(incarnation, at, started_at, _ending(last), count=max(1, restarts))
     return found
 
 
@@ -171,31 +202,31 @@ def is_of(pod: Object, deployment: Object) -> bool:
 
 
 def is_rolled_out(deployment: Object) -> bool:
-    """Its pods are none of an older description. Of one that is as it was made there is no older one; its controller,
-    which may have much to do, need not have said so."""
+    """True if no pod of an older revision remains. A Deployment of generation 1 has no older revision, so we need not
+    wait until its controller has observed it."""
     if deployment["metadata"]["generation"] == 1:
         return True
     return is_acted_on(deployment) and deployment["status"].get("updatedReplicas", 0) >= 1
 
 
 def replaced(head: Member) -> Member:
-    """One that stands for a moment longer, but is not the one that was asked for."""
-    return replace(head, state=MemberState.WAITING, answers=False, reason="it is being replaced")
+    """The head as a member that is being replaced."""
+    return replace(head, state=MemberState.WAITING, incarnation="", probe_ready=False, reason="it is being replaced")
 
 
 def is_settled(deployment: Object, pods: list[Object]) -> bool:
-    """No more of its pods are left than there shall be."""
+    """True if the Deployment has no surplus pods."""
     return is_acted_on(deployment) and len(list(filter(is_up, pods))) <= deployment["spec"].get("replicas", 1)
 
 
 def has_unseen(deployment: Object, pods: Iterable[Object]) -> bool:
-    """Its controller counts more pods than we have been shown: our watch lags, and a ReplicaSet that is lowered now may
-    take one that we know nothing of."""
+    """True if the Deployment has more pods than our watch has reported. A ReplicaSet that is scaled down now may remove
+    a pod that we do not know."""
     seen = sum(is_of(pod, deployment) and is_up(pod) for pod in pods)
     return bool(deployment.get("status", {}).get("replicas", 0) > seen)
 
 
 def is_acted_on(deployment: Object) -> bool:
-    """Its controller has seen what was last asked of it."""
+    """True if the Deployment's controller has observed its latest generation."""
     seen = deployment.get("status", {}).get("observedGeneration", 0)
     return bool(seen >= deployment["metadata"]["generation"])

@@ -1,30 +1,31 @@
-"""KindAndName objects are a cluster's own: names can be anybody's, and labels too. Pure."""
+"""Decides by owner references which objects a cluster owns: anybody can use a name or a label. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from oars.places.kube import names
 from oars.places.kube.names import Object
-from oars.spec.cluster import KIND
 
 
-def hangs_on(obj: Object, kind: str, name: str) -> bool:
-    """Whether it goes with a root of that name. One with another uid than the root has now was left by a root that is
-    gone: there is only one of a name at a time."""
+def is_owned_by(obj: Object, kind: str, name: str) -> bool:
+    """True if a root of that name owns it, either the present root or a deleted one that left the object behind."""
     owners = obj["metadata"].get("ownerReferences") or ()
     return any(owner["kind"] == kind and owner["name"] == name for owner in owners)
 
 
-def is_operated(obj: Object) -> bool:
-    """Whether an operator made it for the cluster that its label names."""
-    return hangs_on(obj, KIND, str(obj["metadata"]["labels"][names.CLUSTER]))
+def owner_kind(obj: Object, kinds: Collection[str]) -> str:
+    """The kind, out of `kinds`, of the root that the object's label names and that owns it; empty if there is none."""
+    cluster = str((obj["metadata"].get("labels") or {}).get(names.CLUSTER, ""))
+    return next((kind for kind in kinds if is_owned_by(obj, kind, cluster)), "")
 
 
 def is_of(obj: Object, root: Object) -> bool:
-    """`root`: the owner reference of all that is the cluster's. Without an operator one object is the root itself."""
-    return bool(obj["metadata"]["uid"] == root["uid"]) or hangs_on(obj, root["kind"], root["name"])
+    """True if it belongs to the cluster with this owner reference. In direct mode the object may be the root itself."""
+    return bool(obj["metadata"]["uid"] == root["uid"]) or is_owned_by(obj, root["kind"], root["name"])
 
 
 def is_left(obj: Object, root: Object) -> bool:
-    """Whether it was left by another cluster of the same name, and will go."""
+    """True if an earlier cluster of the same name left it behind; it will be garbage-collected."""
     owners = obj["metadata"].get("ownerReferences") or ()
     return root["uid"] not in {obj["metadata"]["uid"], *(owner["uid"] for owner in owners)}

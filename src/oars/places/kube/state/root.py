@@ -1,35 +1,36 @@
-"""The two kinds of roots: a ComputeCluster, looked after by the operator, or a ConfigMap, by the client itself."""
+"""The two kinds of roots: a custom resource, which the operator reconciles, or a ConfigMap, which a client reconciles
+in direct mode."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
+from oars.base import codec
 from oars.base.errors import Replaced
 from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.kinds import COMPUTE_CLUSTER, CONFIG_MAP, EVENT, Kind, Object
-from oars.model import Cause, LoopState
+from oars.kube.kinds import CONFIG_MAP, EVENT, Kind, Object
+from oars.model import Cause, Desired, LoopState
+from oars.places.intent import Intent
 from oars.places.kube import names
-from oars.places.kube.state import replicas, status_codec
+from oars.places.kube.state import status_codec
+from oars.places.kube.state.status_codec import StatusCodec, causes_that_matter
 from oars.places.report import Report
-from oars.spec.status import Phase, Status
+from oars.spec.status import Phase
 
-INTENT, STATUS, NOTES = "cluster.json", "status.json", "notes.json"
-FORCE = "oars.dev/force-generation"  # annotation: this generation's workers may go with what they hold
-COUNT_SECONDS = 2.0  # between two writes that tell of nothing but a start that goes on, or more workers being ready
+INTENT, REPORT, STATE = "cluster.json", "report.json", "state.json"
+PROGRESS_SECONDS = 2.0  # between two status writes that only show progress
 
 log = get_logger(__name__)
 
 
 def reference(kind: Kind, obj: Object) -> Object:
-    """An owner reference. Whoever deletes a ComputeCluster in the foreground waits for all that hangs on it; where a
-    client made the root itself, saying so may take a right that nobody has."""
+    """An owner reference. A foreground deletion of a custom resource waits for all owned objects (blockOwnerDeletion).
+    In direct mode the flag may need a right that the client does not have."""
     metadata = obj["metadata"]
     return {
         "apiVersion": kind.api_version,
@@ -37,216 +38,172 @@ def reference(kind: Kind, obj: Object) -> Object:
         "name": metadata["name"],
         "uid": metadata["uid"],
         "controller": True,
-        "blockOwnerDeletion": kind is COMPUTE_CLUSTER,
+        "blockOwnerDeletion": kind is not CONFIG_MAP,
     }
 
 
-@dataclass(frozen=True)
-class Intent:
-    """What shall be, as the client that made the cluster keeps it in the root ConfigMap."""
+def read_intent(config_map: Object) -> Intent:
+    """The intent of a cluster in direct mode."""
+    return codec.load(Intent, json.loads(config_map["data"][INTENT]))
 
-    spec: dict[str, Any]
-    generation: int = 1
-    force: bool = False
-    tied: bool = False
 
-    @classmethod
-    def of(cls, config_map: Object) -> Intent:
-        return cls(**json.loads(config_map["data"][INTENT]))
-
-    def data(self) -> dict[str, str]:
-        return {INTENT: json.dumps(asdict(self))}
+def dump_intent(intent: Intent) -> dict[str, str]:
+    return {INTENT: json.dumps(codec.dump(intent))}
 
 
 def report_of(config_map: Object) -> Report | None:
-    """As last told by whoever looks after it."""
-    text = config_map.get("data", {}).get(STATUS)
-    return Report.from_json(json.loads(text)) if text else None
+    """The last report that a leader published; None if there is none."""
+    text = config_map.get("data", {}).get(REPORT)
+    return codec.load(Report, json.loads(text)) if text else None
 
 
-def is_for_another(error: ApiError) -> bool:
-    """Whether a patch that named a uid was refused because the object has another: servers take that for a conflict, or
-    for the wish to change what never changes. What else is wrong with a patch is no such case."""
+def is_uid_conflict(error: ApiError) -> bool:
+    """True if a patch that named a uid was refused because the object has another one. API servers report a conflict,
+    or an attempt to change an immutable field."""
     causes = error.status_details.get("causes") or ()
     return error.status == 409 or (error.status == 422 and any(each.get("field") == "metadata.uid" for each in causes))
 
 
 class ConfigMapRoot:
-    """Direct mode."""
+    """Direct mode: a ConfigMap that stores the intent, the loop state and the report."""
 
     def __init__(self, client: Client, config_map: Object) -> None:
         self._client = client
         self._metadata = config_map["metadata"]
         self.owner = reference(CONFIG_MAP, config_map)
-        self.notes: LoopState = status_codec.load_notes(json.loads(config_map.get("data", {}).get(NOTES, "null")))
+        self.state = status_codec.load_state(json.loads(config_map.get("data", {}).get(STATE, "null")))
         self._report = report_of(config_map)
 
-    @property
-    def report(self) -> Report | None:
-        return self._report
-
-    @property
-    def was_ready(self) -> bool:
-        return self._report is not None and self._report.status.phase is Phase.READY
-
-    async def save(self, notes: LoopState, status: Status | None, causes: tuple[Cause, ...]) -> None:
+    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
         data = {}
-        if status_codec.dump_notes(notes) != status_codec.dump_notes(self.notes):
-            data[NOTES] = json.dumps(status_codec.dump_notes(notes))
-        report = self._report if status is None else Report(status, causes)
+        shown = status_codec.dump_state(state)
+        if shown != status_codec.dump_state(self.state):
+            data[STATE] = json.dumps(shown)
         if report is not None and report != self._report:
-            data[STATUS] = json.dumps(report.to_json())
+            data[REPORT] = json.dumps(codec.dump(report))
         if data:
             await self._write(data)
-        self.notes, self._report = notes, report  # only now: what could not be written is tried again
+        self.state, self._report = state, report or self._report  # only now, so that a failed write is retried
 
     async def _write(self, data: Mapping[str, str]) -> None:
-        """To that very object. Raises Replaced if another cluster has its name."""
+        """Patch the ConfigMap. Raises Replaced if another cluster has its name now."""
         metadata = self._metadata
         body = {"metadata": {"uid": metadata["uid"]}, "data": data}
         try:
             await self._client.patch(CONFIG_MAP, metadata["name"], metadata["namespace"], body)
         except ApiError as error:
-            if not is_for_another(error):
+            if not is_uid_conflict(error):
                 raise
             raise Replaced(str(metadata["labels"][names.CLUSTER])) from error
 
-    async def settle(self) -> None:
-        """There is nothing to add."""
 
-
-class ClusterRoot:
-    """Operator mode: the ComputeCluster's status keeps it all."""
+class ResourceRoot:
+    """Operator mode: a custom resource, whose status shows the report and stores the loop state."""
 
     def __init__(
         self,
         client: Client,
+        kind: Kind,
         resource: Object,
+        codec: StatusCodec,
         clock: Callable[[], float] = time.monotonic,
-        may_tell: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`may_tell`: whether a mere step forward may be told now; with many clusters on their way it is not always.
-        `resource` is to be kept current."""
+        """The caller must keep `resource` current."""
         self._client = client
+        self._kind = kind
+        self._codec = codec
         self.resource = resource
         self._clock = clock
-        self._may_tell = may_tell
         self._written = clock()
-        self._told: tuple[str, str] = ("", "")
-        self._settled = ""  # the version that we last brought to agree with itself
+        self._last_event: tuple[str, str] = ("", "")
         self._status: Object = dict(resource.get("status") or {})
-        self.owner = reference(COMPUTE_CLUSTER, resource)
-        self.notes: LoopState = status_codec.load_notes(self._status.get("notes"))
+        self.owner = reference(kind, resource)
+        self.state = codec.load_state(self._status)
 
-    @property
-    def was_ready(self) -> bool:
-        return bool(self._status.get("phase") == Phase.READY.value)
-
-    async def save(self, notes: LoopState, status: Status | None, causes: tuple[Cause, ...]) -> None:
-        """A change that only counts workers may wait: a cluster of a thousand would be written a thousand times."""
+    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
+        """Write what changed. A change of worker counts alone may be delayed: otherwise a cluster of a thousand workers
+        would cost a thousand writes."""
         fresh = dict(self._status)
-        if notes.head_changes + len(notes.retiring):  # without either there is nothing that must be remembered
-            fresh["notes"] = status_codec.dump_notes(notes)
-        if status is not None:
+        if report is not None or state.head_epoch or state.retiring:  # the first head is recorded with the first report
+            fresh |= self._codec.dump_state(state)
+        if report is not None:
             fresh.pop("causes", None)
-            fresh |= self._shown(status, causes)
-            fresh["notes"] = status_codec.dump_notes(notes)
-        self.notes = notes
-        if fresh == self._status or (status is not None and self._is_hurried(fresh)):
+            fresh |= self._codec.dump_report(report, self._status, now())
+        self.state = state
+        if fresh == self._status or (report is not None and self._may_wait(fresh)):
             return
         await self._write(fresh)
-        if status is not None:
-            await self._tell(causes)
-
-    async def settle(self) -> None:
-        """See `counted`: from now on autoscalers find the number. Nobody needs it while the cluster starts, and a write
-        for each of many would be felt then."""
-        metadata, agreement = self.resource["metadata"], replicas.agreement(self.resource)
-        if agreement is None or metadata["resourceVersion"] == self._settled:
-            return
-        try:
-            await self._client.patch(COMPUTE_CLUSTER, metadata["name"], metadata["namespace"], agreement)
-        except ApiError as error:
-            if error.status not in (404, 409):  # 409: somebody wrote to it just now; there will be another pass
-                raise
-        else:
-            self._settled = metadata["resourceVersion"]
+        if report is not None:
+            await self._emit_event(report.causes)
 
     async def refuse(self, cause: Cause, generation: int) -> None:
-        """The API server does not let us look after it: said once, however often we try."""
-        fresh = self._status | status_codec.refused_status(cause, generation, self._status, now())
+        """Record that the cluster cannot be reconciled. Repeated failures of the same cause cost one write."""
+        await self._fail(cause, None, generation)
+
+    async def invalidate(self, cause: Cause, generation: int) -> None:
+        """Record that the spec is invalid."""
+        await self._fail(cause, Phase.FAILED, generation)
+
+    async def _fail(self, cause: Cause, phase: Phase | None, generation: int) -> None:
+        fresh = self._status | self._codec.dump_failure(cause, phase, generation, self._status, now())
         if fresh != self._status:
             await self._write(fresh)
-            await self._tell((cause,))
+            await self._emit_event((cause,))
 
-    def _shown(self, status: Status, causes: tuple[Cause, ...]) -> Object:
-        first = status.groups[0].name if status.groups else "default"
-        selector = names.selector(names.pod_labels(status.name, first))
-        grave = causes_that_matter(causes)
-        if status.phase in (Phase.PENDING, Phase.STARTING) and not grave:
-            status = replace(status, reason="", message="")  # that it takes its course is not worth a write each time
-        return {**status_codec.cr_status(status, grave, self._status, now()), "selector": selector}
-
-    def _is_hurried(self, fresh: Object) -> bool:
-        """It can wait for the next pass: nobody acts on it, and by then there will be more to tell."""
+    def _may_wait(self, fresh: Object) -> bool:
+        """True if the status only shows progress: nobody acts on it, and a later pass writes it."""
         early = (Phase.PENDING.value, Phase.STARTING.value)
-        if "observedGeneration" not in self._status:  # one that is ready soon is told of once: writes are dear
+        if "observedGeneration" not in self._status:  # a cluster that becomes ready quickly gets a single write
             same = fresh["phase"] in early and not fresh["reason"]
         else:
             starting = {fresh["phase"], self._status.get("phase")} <= set(early)
-            steady = ("reason", "observedGeneration", *(() if starting else ("phase", "notes", "endpoints")))
+            steady = ("reason", "observedGeneration", *(() if starting else ("phase", "head", "retiring", "endpoints")))
             same = all(fresh.get(key) == self._status.get(key) for key in steady)
-        return same and (self._clock() - self._written < COUNT_SECONDS or not self._may_tell())
+        return same and self._clock() - self._written < PROGRESS_SECONDS
 
     async def _write(self, fresh: Object) -> None:
-        # A merge would keep what is gone from a map: it is replaced by null.
+        # A merge patch keeps keys that it does not name; null removes them.
         metadata = self.resource["metadata"]
         changed = {key: value for key, value in fresh.items() if self._status.get(key) != value}
         changed |= dict.fromkeys(self._status.keys() - fresh.keys())
-        if "notes" in changed:
-            gone = set((self._status.get("notes") or {}).get("retiring") or ()) - set(changed["notes"]["retiring"])
-            changed["notes"] = {**changed["notes"], "retiring": {**changed["notes"]["retiring"], **dict.fromkeys(gone)}}
-        body = {"status": changed}
+        if "retiring" in changed:
+            gone = set(self._status.get("retiring") or ()) - set(changed["retiring"] or ())
+            changed["retiring"] = {**(changed["retiring"] or {}), **dict.fromkeys(gone)}
+        # The uid keeps it from being written to another resource that got the name.
+        body = {"metadata": {"uid": metadata["uid"]}, "status": changed}
         try:
-            await self._client.patch(
-                COMPUTE_CLUSTER, metadata["name"], metadata["namespace"], body, subresource="status"
-            )
+            await self._client.patch(self._kind, metadata["name"], metadata["namespace"], body, subresource="status")
         except ApiError as error:
-            if is_not_found(error):
-                return  # it was deleted meanwhile, and all goes with it
+            if is_not_found(error) or is_uid_conflict(error):
+                return  # the resource was deleted, and its objects with it
             raise
         self._status, self._written = fresh, self._clock()
 
-    async def _tell(self, causes: tuple[Cause, ...]) -> None:
-        """What a person should hear of is also an Event; one that is refused is not worth the pass."""
+    async def _emit_event(self, causes: tuple[Cause, ...]) -> None:
+        """Emit one Event per cause. A refused Event does not fail the pass."""
         grave = causes_that_matter(causes)
-        said = (grave[0].reason, grave[0].message) if grave else ("", "")
-        if said == self._told:
+        first = (grave[0].reason, grave[0].message) if grave else ("", "")
+        if first == self._last_event:
             return
-        self._told = said
+        self._last_event = first
         if grave:
             try:
-                await self._client.create(event(self.resource, grave[0]))
+                await self._client.create(event(self._kind, self.resource, grave[0]))
             except ApiError as error:
-                log.warning(pairs("no event", cluster=self.resource["metadata"]["name"], error=error.message))
+                log.warning(pairs("event refused", cluster=self.resource["metadata"]["name"], error=error.message))
 
 
 def now() -> str:
-    """As Kubernetes writes a time."""
+    """The current time in the format of Kubernetes."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def causes_that_matter(causes: tuple[Cause, ...]) -> tuple[Cause, ...]:
-    """Without those that only say that things take their course."""
-    return tuple(cause for cause in causes if cause.hint or cause.lines)
-
-
-def event(resource: Object, cause: Cause) -> Object:
+def event(kind: Kind, resource: Object, cause: Cause) -> Object:
     metadata = resource["metadata"]
     moment = now()
     involved = {
-        "apiVersion": COMPUTE_CLUSTER.api_version,
-        "kind": COMPUTE_CLUSTER.kind,
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
         "name": metadata["name"],
         "namespace": metadata["namespace"],
         "uid": metadata["uid"],

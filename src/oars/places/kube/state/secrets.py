@@ -1,4 +1,4 @@
-"""The cluster's Secret: certificates and tokens, made once and never written over."""
+"""The cluster's Secret: certificates and tokens, created once and never overwritten."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from oars.base.errors import OarsError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import SECRET, Object
+from oars.model import Desired
 from oars.places.kube import names
 from oars.places.kube.render import objects
-from oars.places.kube.render.pod import Cluster
 from oars.places.kube.render.sidecar import CONTROL_TOKEN
 from oars.places.kube.state import ownership
-from oars.places.kube.why.api_errors import Taken
+from oars.places.kube.why.api_errors import NameConflict
 from oars.secure.secrets import cluster_secrets
 from oars.secure.tokens import new_token
 
 
 def make_secrets(name: str, kinds: Sequence[str]) -> dict[str, bytes]:
-    """Fresh content for a cluster: what its engine uses, and the helper's token."""
+    """New content for the Secret: what the engine needs, and the helper's token."""
     return {CONTROL_TOKEN: new_token().encode(), **cluster_secrets(name, kinds)}
 
 
-async def ensure_secret(client: Client, cluster: Cluster, owner: Object) -> str:
-    """See to it that the Secret is there; returns the helper's token."""
-    made = make_secrets(cluster.name, cluster.shape.secrets)
-    obj = objects.secret(cluster, made)
+async def ensure_secret(client: Client, desired: Desired, owner: Object) -> str:
+    """Create the Secret unless it exists; returns the helper's token."""
+    made = make_secrets(desired.name, desired.shape.secrets)
+    obj = objects.secret(desired, made)
     obj["metadata"]["ownerReferences"] = [owner]
     try:
         found = await client.create(obj)
     except ApiError as error:
         if error.reason != "AlreadyExists":
             raise
-        found = await _found(client, obj, owner)
+        found = await _existing(client, obj, owner)
     return content(found)[CONTROL_TOKEN].decode()
 
 
-async def _found(client: Client, obj: Object, owner: Object) -> Object:
-    """The one that is there, if it is the cluster's own. One that a deleted cluster of the same name left goes when the
-    garbage collector comes to it, and must not be taken for ours."""
+async def _existing(client: Client, obj: Object, owner: Object) -> Object:
+    """The existing Secret, completed with missing keys. A Secret that a deleted cluster of the same name left behind is
+    replaced, for it is about to be garbage-collected. Raises NameConflict if it belongs to something else."""
     name, namespace = obj["metadata"]["name"], obj["metadata"]["namespace"]
     found = await client.get(SECRET, name, namespace)
     if not ownership.is_of(found, owner):
-        raise Taken(SECRET.kind, name, namespace)
+        raise NameConflict(SECRET.kind, name, namespace)
     if ownership.is_left(found, owner):
         await client.delete(SECRET, name, namespace, uid=found["metadata"]["uid"])
         return await client.create(obj)
@@ -57,7 +57,7 @@ def content(secret: Object) -> dict[str, bytes]:
 
 
 async def read_secrets(client: Client, cluster: str, namespace: str) -> dict[str, bytes]:
-    """For a client of the cluster; empty if it has none."""
+    """The Secret's content, for a client of the cluster; empty if there is no Secret."""
     try:
         return content(await client.get(SECRET, names.root(cluster), namespace))
     except ApiError as error:
@@ -67,3 +67,16 @@ async def read_secrets(client: Client, cluster: str, namespace: str) -> dict[str
             f"The secrets of {cluster!r} cannot be read: {error.message}",
             "Ask for the right to get this Secret; `oars rbac --mode user` prints it.",
         ) from error
+
+
+async def read_helper_token(client: Client, cluster: str, namespace: str, owner: Object) -> str:
+    """The helper's token from the cluster's Secret; empty if there is none or an earlier cluster left it."""
+    try:
+        found = await client.get(SECRET, names.root(cluster), namespace)
+    except ApiError as error:
+        if error.status == 404:
+            return ""
+        raise
+    if not ownership.is_of(found, owner) or ownership.is_left(found, owner):
+        return ""
+    return content(found).get(CONTROL_TOKEN, b"").decode()

@@ -1,58 +1,67 @@
-"""What is kept of a cluster in Kubernetes itself: notes, status, causes, as plain data and back. Pure."""
+"""Converts loop state, status and causes to the data stored in Kubernetes, and back. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, Protocol
 
-from oars.model import Cause, LoopState, MemberId, Retiring
+from oars.base import codec
+from oars.model import HEAD, Cause, LoopState, Member, MemberId, MemberView, Retiring, View
+from oars.places.kube import names
 from oars.places.kube.names import Object
-from oars.spec.status import Phase, Status
+from oars.places.report import Report
+from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
 
 READY = "Ready"
-MOST_CAUSES = 5
-MOST_LINES, LONGEST_LINE = 8, 300
+MAX_CAUSES = 5
+MAX_LINES, MAX_LINE_LENGTH = 8, 300
+MAX_UNREADY = 20
 
 
-def dump_notes(notes: LoopState) -> Object:
-    """Without failures: Kubernetes counts them itself."""
-    retiring = {member: asdict(state) for member, state in notes.retiring.items()}
-    return {"retiring": retiring, "head": notes.head, "headChanges": notes.head_changes}
+def dump_state(state: LoopState) -> Object:
+    """The part of the loop state that the status shows: the present head and the retiring members. The loop can restore
+    it from an empty status: it adopts the running head, reads the epoch from the worker Deployments, and retires
+    drained workers first, for they are not ready. The kubelet counts deaths."""
+    return {
+        "head": {"incarnation": state.head, "epoch": state.head_epoch},
+        "retiring": {member: codec.dump(retiring) for member, retiring in state.retiring.items()},
+    }
 
 
-def load_notes(data: Mapping[str, Any] | None) -> LoopState:
-    data = data or {}
-    retiring = {MemberId(member): Retiring(**state) for member, state in (data.get("retiring") or {}).items()}
-    return LoopState(retiring=retiring, head=data.get("head", ""), head_changes=data.get("headChanges", 0))
+def load_state(status: Mapping[str, Any] | None) -> LoopState:
+    head = (status or {}).get("head") or {}
+    retiring = {MemberId(m): codec.load(Retiring, r) for m, r in ((status or {}).get("retiring") or {}).items()}
+    return LoopState(retiring=retiring, head=head.get("incarnation", ""), head_epoch=head.get("epoch", 0))
 
 
 def dump_causes(causes: Sequence[Cause], before: Mapping[str, Any]) -> list[Object]:
-    """The first of them. What was told before stays in the words of then: a log reads differently at each look, and
-    that is no news. Draining is told by the notes."""
-    fresh = [_dump_cause(cause) for cause in causes if cause.reason != "Draining"][:MOST_CAUSES]
+    """The first causes. If only their log lines differ from `before`, the old causes are kept, for logs change all the
+    time and each change would cost a write. Draining is left out: `retiring` shows it."""
+    fresh = [_dump_cause(cause) for cause in causes if cause.reason != "Draining"][:MAX_CAUSES]
     old: list[Object] = before.get("causes") or []
-    had_lines = {_told(cause) for cause in old if cause.get("lines")}
-    has_new_lines = any(cause["lines"] and _told(cause) not in had_lines for cause in fresh)
-    return old if [*map(_told, old)] == [*map(_told, fresh)] and not has_new_lines else fresh
+    had_lines = {_cause_key(cause) for cause in old if cause.get("lines")}
+    has_new_lines = any(cause["lines"] and _cause_key(cause) not in had_lines for cause in fresh)
+    same = [*map(_cause_key, old)] == [*map(_cause_key, fresh)]
+    return old if same and not has_new_lines else fresh
 
 
 def _dump_cause(cause: Cause) -> Object:
-    lines = [line[:LONGEST_LINE] for line in cause.lines[-MOST_LINES:]]
+    lines = [line[:MAX_LINE_LENGTH] for line in cause.lines[-MAX_LINES:]]
     return {"reason": cause.reason, "message": cause.message, "hint": cause.hint, "lines": lines}
 
 
-def _told(cause: Mapping[str, Any]) -> tuple[str, str]:
+def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
     return str(cause["reason"]), str(cause["message"])
 
 
 def load_causes(data: Sequence[Mapping[str, Any]] | None) -> tuple[Cause, ...]:
-    return tuple(Cause(*_told(each), each.get("hint", ""), tuple(each.get("lines") or ())) for each in data or ())
+    return tuple(Cause(*_cause_key(each), each.get("hint", ""), tuple(each.get("lines") or ())) for each in data or ())
 
 
 def cr_status(status: Status, causes: Sequence[Cause], before: Mapping[str, Any], now: str) -> Object:
-    """The status of a ComputeCluster, with causes if there are any. Members are left out: there may be thousands, and
-    the pods are there to see."""
+    """The status of a ComputeCluster, with causes if there are any. It omits the members: there may be thousands, and
+    the pods show them."""
     hint = causes[0].hint if causes else ""
     message = f"{status.message} {hint}".strip() if status.phase is not Phase.READY else status.message
     listed = dump_causes(causes, before)
@@ -64,11 +73,33 @@ def cr_status(status: Status, causes: Sequence[Cause], before: Mapping[str, Any]
         "replicas": status.groups[0].ready if status.groups else 0,
         "observedGeneration": status.generation,
         "endpoints": asdict(status.endpoints),
-        "groups": [asdict(group) for group in status.groups],
+        "headReady": any(member.id == HEAD and member.phase is Phase.READY for member in status.members),
+        "groups": [_group(group, status.members) for group in status.groups],
         "conditions": [_condition(status, message, before, now)],
         "mode": status.mode,
         **({"causes": listed} if listed else {}),
     }
+
+
+def _group(group: GroupStatus, members: Sequence[MemberStatus]) -> Object:
+    """`unready` names pods that run although the engine does not list them, so that clients can tell who is ready."""
+    starting = [m.id for m in members if m.group == group.name and m.phase not in (Phase.READY, Phase.STOPPING)]
+    return asdict(group) | ({"unready": starting[:MAX_UNREADY]} if starting and group.ready else {})
+
+
+def load_view(status: Mapping[str, Any], members: Sequence[Member]) -> View:
+    """The engine's view, as far as the status shows it: the number of ready workers per group, and the names of those
+    that are not ready. A pod whose probe succeeds is not ready until the engine lists it."""
+    if not status.get("headReady"):
+        return View()
+    ready: dict[MemberId, MemberView] = {}
+    leaving = status.get("retiring") or {}
+    for group in status.get("groups") or ():
+        unready = {*(group.get("unready") or ()), *leaving}
+        mine = [m for m in members if m.group == group["name"] and m.probe_ready and m.id not in unready]
+        oldest = sorted(mine, key=lambda member: member.created_at)[: group.get("ready", 0)]
+        ready |= {member.id: MemberView(True) for member in oldest}
+    return View(up=True, members=ready)
 
 
 def _condition(status: Status, message: str, before: Mapping[str, Any], now: str) -> Object:
@@ -85,21 +116,17 @@ def _condition(status: Status, message: str, before: Mapping[str, Any], now: str
     }
 
 
-def invalid_status(sentence: str, generation: int, before: Mapping[str, Any], now: str) -> Object:
-    """For a description that the schema lets through and we do not."""
-    status = Status("", "", "kubernetes", Phase.FAILED, "InvalidSpec", sentence, generation=generation)
-    return {**_brief(status, before, now), "causes": None}
-
-
-def refused_status(cause: Cause, generation: int, before: Mapping[str, Any], now: str) -> Object:
-    """For a cluster that the API server does not let us look after. What runs goes on; what nobody could act on is not
-    ready."""
-    phase = Phase(before.get("phase") or Phase.PENDING)
-    if phase is Phase.READY and before.get("observedGeneration") != generation:
-        phase = Phase.DEGRADED
-    sentence = f"{cause.message} {cause.hint}".strip()
-    status = Status("", "", "kubernetes", phase, cause.reason, sentence, generation=generation)
-    return {**_brief(status, before, now), "causes": dump_causes((cause,), before)}
+def failed_status(cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str) -> Object:
+    """The status of a cluster that could not be reconciled. Without a phase the last one is kept, for running members
+    keep running; but a status about an older spec is not Ready."""
+    if phase is None:
+        phase = Phase(before.get("phase") or Phase.PENDING)
+        if phase is Phase.READY and before.get("observedGeneration") != generation:
+            phase = Phase.DEGRADED
+    message = f"{cause.message} {cause.hint}".strip()
+    status = Status("", "", "kubernetes", phase, cause.reason, message, generation=generation)
+    causes = None if phase is Phase.FAILED else dump_causes((cause,), before)
+    return {**_brief(status, before, now), "causes": causes}
 
 
 def _brief(status: Status, before: Mapping[str, Any], now: str) -> Object:
@@ -110,3 +137,47 @@ def _brief(status: Status, before: Mapping[str, Any], now: str) -> Object:
         "observedGeneration": status.generation,
         "conditions": [_condition(status, status.message, before, now)],
     }
+
+
+class StatusCodec(Protocol):
+    """Reads and writes the status of one kind of custom resource: the report and the loop state."""
+
+    def load_state(self, status: Mapping[str, Any]) -> LoopState: ...
+
+    def dump_state(self, state: LoopState) -> Object: ...
+
+    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object: ...
+
+    def dump_failure(
+        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
+    ) -> Object: ...
+
+
+class _ComputeClusterStatus:
+    def load_state(self, status: Mapping[str, Any]) -> LoopState:
+        return load_state(status)
+
+    def dump_state(self, state: LoopState) -> Object:
+        return dump_state(state)
+
+    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
+        status = report.status
+        first = status.groups[0].name if status.groups else "default"
+        selector = names.selector(names.pod_labels(status.name, first))
+        grave = causes_that_matter(report.causes)
+        if status.phase in (Phase.PENDING, Phase.STARTING) and not grave:
+            status = replace(status, reason="", message="")  # ordinary progress is not worth a write each time
+        return {**cr_status(status, grave, before, now), "selector": selector}
+
+    def dump_failure(
+        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
+    ) -> Object:
+        return failed_status(cause, phase, generation, before, now)
+
+
+COMPUTE_CLUSTER_STATUS: StatusCodec = _ComputeClusterStatus()
+
+
+def causes_that_matter(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Without those that only report progress."""
+    return tuple(cause for cause in causes if cause.hint or cause.lines)

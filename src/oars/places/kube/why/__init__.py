@@ -1,1 +1,1 @@
-"""From pod conditions, events, logs and API errors to causes that a person understands."""
+"""Explain failures on Kubernetes: from pod conditions, events, logs and API errors to causes with hints."""

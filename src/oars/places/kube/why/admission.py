@@ -1,141 +1,88 @@
-"""What the API server says when it does not let an object in: quotas, limits, policies. Pure."""
+"""Messages of API servers that reject an object: quotas, limit ranges, admission policies, webhooks. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from oars.places.kube.why.amounts import amount
-from oars.places.kube.why.facts import Snapshot, name, sentence_end
+from oars.places.kube.why import quantities
+from oars.places.kube.why.facts import Snapshot, name, strip_period
 
 
 @dataclass(frozen=True)
-class Said:
-    """The reason in a word, the reason in words, and what to do."""
-
+class Explanation:
     reason: str
-    words: str
+    text: str
     hint: str
 
 
-def explain(message: str, namespace: str, snapshot: Snapshot) -> Said | None:
-    """None: the message is about something else."""
-    for pattern, said in _SIGNS:
-        match = pattern.search(message)
-        if match:
-            return said(match, namespace, snapshot)
-    return None
-
-
-def _space(namespace: str) -> str:
-    """An answer to our own request does not always say which namespace."""
-    return f"namespace {namespace}" if namespace else "the namespace"
-
-
-def _flag(namespace: str) -> str:
-    return f" -n {namespace}" if namespace else ""
-
-
-def _quota(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    quota = match[1]
-    asked, used, hard = (_pairs(match[index]) for index in (2, 3, 4))
-    now = next((q.get("status", {}).get("used") or {} for q in snapshot.quotas if name(q) == quota), {})
-    used = {**used, **{resource: value for resource, value in now.items() if resource in used}}
-    full = [r for r in hard if amount(used.get(r)) + amount(asked.get(r)) > amount(hard[r])] or list(hard)
-    figures = "; ".join(f"{r}: {asked.get(r)} more asked, {used.get(r)} of {hard[r]} used" for r in full)
-    hint = f"Use fewer workers or ask for less, or have the quota raised (`kubectl describe quota{_flag(namespace)}`)."
-    return Said("QuotaExceeded", f"quota {quota} of {_space(namespace)} is full ({figures})", hint)
-
-
-def _pairs(text: str) -> dict[str, str]:
-    """'requests.cpu=1,pods=2' → a mapping."""
-    return {key: value for key, _, value in (pair.partition("=") for pair in text.split(",")) if key}
-
-
-def _unnamed(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    resources, container = match[2], match[3]
-    kind, _, resource = resources.split(",")[0].partition(".")
-    written = f"{{name: {container}, resources: {{{kind}: {{{resource or 'cpu'}: …}}}}}}"
-    words = f"quota {match[1]} of {_space(namespace)} wants {resources} to be set for container {container}"
-    hint = f"Set it with `pod: {{spec: {{containers: [{written}]}}}}`, or have a LimitRange set a default."
-    return Said("QuotaExceeded", words, hint)
-
-
-def _limit(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    which = ", ".join(name(limit) for limit in snapshot.limit_ranges)
-    words = ", ".join(sorted(_LIMITS.findall(match.string)))  # the server's order changes from try to try
-    hint = f"Ask for what is allowed, or have it changed (`kubectl describe limitrange{_flag(namespace)}`)."
-    return Said("LimitRange", f"LimitRange {which + ' ' if which else ''}of {_space(namespace)}: {words}", hint)
-
-
-def _pod_security(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    hint = (
-        "Take out of `pod` what is not allowed, use another namespace, or have its label "
-        "pod-security.kubernetes.io/enforce changed."
-    )
-    words = f"{_space(namespace)} allows only pods of the standard {match[1]}: {sentence_end(match[2])}"
-    return Said("PodSecurity", words, hint)
-
-
-def _webhook_denies(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    hint = "Change what it names, or ask whoever set up that webhook."
-    return Said("AdmissionDenied", f"webhook {match[1]} says: {sentence_end(match[2])}", hint)
-
-
-def _webhook_fails(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    hint = (
-        "Whoever set up that webhook must repair or remove it "
-        "(`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`)."
-    )
-    return Said("WebhookFails", f"webhook {match[1]} does not answer: {sentence_end(match[2])}", hint)
-
-
-def _policy(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    look = f"kubectl describe validatingadmissionpolicy {match[1]}"
-    hint = f"Change what it names, or ask whoever set the policy (`{look}`)."
-    return Said("AdmissionDenied", f"policy {match[1]} says: {sentence_end(match[2])}", hint)
-
-
-def _account(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    words = f"ServiceAccount {match[1]} does not exist in {_space(namespace)}"
-    return Said(
-        "ServiceAccountMissing", words, f"Create it: `kubectl create serviceaccount {match[1]}{_flag(namespace)}`."
-    )
-
-
-def _priority(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    hint = "Correct priorityClassName (`kubectl get priorityclasses`)."
-    return Said("PriorityClassMissing", f"PriorityClass {match[1]} does not exist", hint)
-
-
-def _ending(match: re.Match[str], namespace: str, snapshot: Snapshot) -> Said:
-    hint = "Wait until it is gone, or use another namespace."
-    return Said("NamespaceEnding", f"namespace {match[1]} is being deleted", hint)
-
-
-_LIMITS = re.compile(
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (\S*)")
+_QUOTA_UNSET = re.compile(r"failed quota: (\S+): must specify (\S+) for: ([\w-]+)")
+_LIMIT_RANGE = re.compile(
     r"(?:maximum|minimum) \S+ usage per \w+ is [^,\]]+?, but [^,\]]+|\S+ max limit to request ratio per [^\]]+"
 )
-_SIGNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], str, Snapshot], Said]], ...] = (
-    (re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (\S*)"), _quota),
-    (re.compile(r"failed quota: (\S+): must specify (\S+) for: ([\w-]+)"), _unnamed),
-    (_LIMITS, _limit),
-    (re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)', re.DOTALL), _pod_security),
+# Pattern, reason, text, hint. {0} and {1} are the groups of the match, {where} is "namespace x", {flag} is " -n x".
+_OTHERS = (
+    (re.compile(r'violates PodSecurity "([^":]+)[^"]*": (.*)', re.DOTALL), "PodSecurity",
+     "{where} enforces the pod security standard {0}: {1}",
+     "Remove the forbidden fields from `pod`, use another namespace, or change the namespace's label "
+     "pod-security.kubernetes.io/enforce."),
     (re.compile(r'admission webhook "([^"]+)" denied the request(?: without explanation)?:? ?(.*)', re.DOTALL),
-     _webhook_denies),
-    (re.compile(r'failed calling webhook "([^"]+)": (?:failed to call webhook: )?(.*)', re.DOTALL), _webhook_fails),
-    (re.compile(r"ValidatingAdmissionPolicy '([^']+)' .*?denied request: (.*)", re.DOTALL), _policy),
-    (re.compile(r'serviceaccount "([^"]+)" not found'), _account),
-    (re.compile(r"no PriorityClass with name (\S+) was found"), _priority),
-    (re.compile(r"in namespace (\S+) because it is being terminated"), _ending),
+     "AdmissionDenied", "webhook {0} denied the request: {1}",
+     "Change the rejected fields, or contact the administrator of the webhook."),
+    (re.compile(r'failed calling webhook "([^"]+)": (?:failed to call webhook: )?(.*)', re.DOTALL),
+     "WebhookFails", "webhook {0} does not respond: {1}",
+     "The administrator of the webhook must repair or remove it "
+     "(`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`)."),
+    (re.compile(r"ValidatingAdmissionPolicy '([^']+)' .*?denied request: (.*)", re.DOTALL),
+     "AdmissionDenied", "policy {0} denied the request: {1}",
+     "Change the rejected fields, or the policy (`kubectl describe validatingadmissionpolicy {0}`)."),
+    (re.compile(r'serviceaccount "([^"]+)" not found'), "ServiceAccountMissing",
+     "ServiceAccount {0} does not exist in {where}", "Create it: `kubectl create serviceaccount {0}{flag}`."),
+    (re.compile(r"no PriorityClass with name (\S+) was found"), "PriorityClassMissing",
+     "PriorityClass {0} does not exist", "Correct priorityClassName (`kubectl get priorityclasses` lists them)."),
+    (re.compile(r"in namespace (\S+) because it is being terminated"), "NamespaceEnding",
+     "namespace {0} is being deleted", "Wait until it is deleted, or use another namespace."),
 )  # fmt: skip
 
 
-def fields(details: Mapping[str, object]) -> tuple[str, ...]:
-    """The fields that an answer names, with what is wrong with each."""
-    causes = details.get("causes")
-    if not isinstance(causes, list):
-        return ()
-    lines = (f"{cause.get('field', '')}: {cause.get('message', '')}".strip(": ") for cause in causes)
-    return tuple(line for line in lines if line)
+def explain(message: str, namespace: str, snapshot: Snapshot) -> Explanation | None:
+    """None if the message is not about admission. The namespace may be unknown ('')."""
+    where = f"namespace {namespace}" if namespace else "the namespace"
+    flag = f" -n {namespace}" if namespace else ""
+    if match := _QUOTA.search(message):
+        return _quota_exceeded(match, where, flag, snapshot)
+    if match := _QUOTA_UNSET.search(message):
+        quota, resources, container = match.groups()
+        section, _, resource = resources.split(",")[0].partition(".")
+        resource = resource or "cpu"
+        value = "1" if resource == "cpu" else "1Gi"
+        overlay = f"{{name: {container}, resources: {{{section}: {{{resource}: {value}}}}}}}"
+        text = f"quota {quota} of {where} requires that container {container} sets {resources}"
+        hint = f"Set it with `pod: {{spec: {{containers: [{overlay}]}}}}`, or define a default with a LimitRange."
+        return Explanation("QuotaExceeded", text, hint)
+    if limits := _LIMIT_RANGE.findall(message):
+        ranges = ", ".join(map(name, snapshot.limit_ranges))
+        # Sorted, because the server lists them in random order.
+        text = f"LimitRange {ranges + ' ' if ranges else ''}of {where}: {', '.join(sorted(limits))}"
+        hint = f"Request an allowed amount, or change the LimitRange (`kubectl describe limitrange{flag}`)."
+        return Explanation("LimitRange", text, hint)
+    for pattern, reason, text, hint in _OTHERS:
+        if match := pattern.search(message):
+            groups = [strip_period(group) for group in match.groups()]
+            values = {"where": where, "flag": flag}
+            return Explanation(reason, text.format(*groups, **values), hint.format(*groups, **values))
+    return None
+
+
+def _quota_exceeded(match: re.Match[str], where: str, flag: str, snapshot: Snapshot) -> Explanation:
+    quota = match[1]
+    # Each is written as 'requests.cpu=1,pods=2'.
+    requested, used, hard = (dict(pair.split("=", 1) for pair in match[i].split(",") if "=" in pair) for i in (2, 3, 4))
+    current = next((q.get("status", {}).get("used") or {} for q in snapshot.quotas if name(q) == quota), {})
+    used |= {resource: value for resource, value in current.items() if resource in used}
+    parse = quantities.parse
+    full = [r for r in hard if parse(used.get(r)) + parse(requested.get(r)) > parse(hard[r])] or list(hard)
+    figures = "; ".join(f"{r}: {requested.get(r)} requested, {used.get(r)} of {hard[r]} used" for r in full)
+    hint = f"Use fewer or smaller workers, or raise the quota (`kubectl describe quota{flag}`)."
+    return Explanation("QuotaExceeded", f"quota {quota} of {where} is exceeded ({figures})", hint)

@@ -1,47 +1,70 @@
-"""What stands in the way of looking after a cluster: as a cause, and as an error that says the same."""
+"""Errors of the Kubernetes API as causes: which permission is missing, which field is wrong, what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from oars.base.errors import Denied, OarsError, SpecError
-from oars.kube.errors import ApiError, is_denied, is_lasting
+from oars.kube.errors import ApiError, is_denied, is_permanent
 from oars.model import Cause
-from oars.places.kube.why.refusal import refusal
+from oars.places.kube.why import admission
+from oars.places.kube.why.facts import Snapshot, strip_period
+
+_FORBIDDEN = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) (?:resource|path) "(?P<resource>[^"]*)"'
+    r'(?: in API group "(?P<group>[^"]*)")?'
+    r'(?: in the namespace "(?P<namespace>[^"]*)"| at the cluster scope)?'
+)
+_ESCALATION = re.compile(r'user "([^"]*)".* attempting to grant RBAC permissions not currently held', re.DOTALL)
+_ESCALATION_RULE = re.compile(r"\{(APIGroups:.*?)\}(?:\n|$)")
+_RULE_FIELD = re.compile(r"(\w+):(\[[^\]]*\])")
+_NO_NAMESPACE = re.compile(r'namespaces? "([^"]+)" not found')
+_IN_NAMESPACE = re.compile(r'in (?:the )?namespace "?([\w-]+)"?')
+# HTTP status: reason and hint.
+_BY_STATUS = {
+    401: ("Unauthorized", "The API server rejects the credentials in the kubeconfig: log in again."),
+    403: ("Forbidden", "`oars rbac` prints the permissions that Oars needs."),
+    404: ("NotFound", "It was deleted; Oars creates it again if it owns it."),
+    413: ("TooLarge", "Shorten the spec: an object may have about 1.5 MB."),
+    429: ("TooManyRequests", "The API server is overloaded; Oars retries."),
+}
 
 
-class Taken(OarsError):
-    """What we would make is there already, and is somebody else's."""
+class NameConflict(OarsError):
+    """An object that we would create exists already and does not belong to the cluster."""
 
     def __init__(self, kind: str, name: str, namespace: str) -> None:
-        article = "an" if kind[0] in "AEIOU" else "a"
-        message = f"There is already {article} {kind} {name} in namespace {namespace} that is not of this cluster."
-        super().__init__(message, "Rename one of the two, or delete the other one if nobody needs it.")
+        article = "An" if kind[0] in "AEIOU" else "A"
+        message = f"{article} {kind} {name} that does not belong to this cluster exists in namespace {namespace}."
+        command = f"kubectl delete {kind.lower()} {name} -n {namespace}"
+        super().__init__(message, f"Rename the cluster or, if nothing uses the {kind}, delete it: `{command}`.")
 
 
 def cause_of(error: OarsError) -> Cause:
     if isinstance(error, ApiError):
-        return refusal(error.status, error.reason, error.message, error.status_details)
-    if isinstance(error, Taken):
+        return explain_response(error.status, error.reason, error.message, error.status_details)
+    if isinstance(error, NameConflict):
         return Cause("NameTaken", error.message, error.hint)
     if isinstance(error, SpecError):
         return Cause("InvalidSpec", error.message, error.hint)
-    return Cause("ApiServerUnreachable", f"The Kubernetes API server does not answer: {error.message}", error.hint)
+    return Cause("ApiServerUnreachable", f"The Kubernetes API server does not respond: {error.message}", error.hint)
 
 
-def is_for_good(error: OarsError) -> bool:
-    """Whether it will be the same again, until somebody changes something."""
-    return isinstance(error, Taken) or (isinstance(error, ApiError) and is_lasting(error))
+def is_lasting(error: OarsError) -> bool:
+    """True if a retry fails too, until somebody changes an object or a permission."""
+    return isinstance(error, NameConflict) or (isinstance(error, ApiError) and is_permanent(error))
 
 
-def is_about_roles(error: ApiError) -> bool:
+def is_about_rbac(error: ApiError) -> bool:
     return str(error.status_details.get("group", "")) == "rbac.authorization.k8s.io"
 
 
 @contextmanager
-def rights_told() -> Iterator[None]:
-    """Whoever lacks a right reads which rule to add."""
+def denied_with_rule() -> Iterator[None]:
+    """Raise Denied, with the RBAC rule to add as hint, instead of an ApiError about a missing permission."""
     try:
         yield
     except ApiError as error:
@@ -49,3 +72,72 @@ def rights_told() -> Iterator[None]:
             raise
         cause = cause_of(error)
         raise Denied(cause.message, cause.hint) from error
+
+
+def explain_response(status: int, reason: str, message: str, details: Mapping[str, Any]) -> Cause:
+    """The cause for an error response of the API server."""
+    if match := _FORBIDDEN.search(message):
+        return _forbidden(match)
+    if match := _ESCALATION.search(message):
+        return _escalation(match[1], message)
+    namespace = _IN_NAMESPACE.search(message)
+    kind, name = details.get("kind", ""), details.get("name", "")
+    subject = f"{kind}/{name}" if kind and name else kind or name or "The request"
+    rejected = admission.explain(message, namespace[1] if namespace else "", Snapshot())
+    if rejected:
+        return Cause(rejected.reason, f"{subject} was rejected: {rejected.text}.", rejected.hint)
+    text = strip_period(message)
+    if status == 404 and (match := _NO_NAMESPACE.search(message)):
+        hint = f"Create it (`kubectl create namespace {match[1]}`), or set `namespace: {{create: true}}`."
+        return Cause("NamespaceMissing", f"Namespace {match[1]} does not exist.", hint)
+    if status == 404 and not name:
+        hint = "For ComputeClusters, run `oars operator install`; otherwise use a server that supports it."
+        return Cause("KindMissing", "The API server does not know this kind of object.", hint)
+    if status == 409:
+        return _conflict(reason, subject, text, details)
+    if status in (400, 422):
+        hint = "Correct these fields; Oars passes fields below `pod` on without changes."
+        return Cause("Invalid", f"{subject} was rejected: {_fields(details) or text}.", hint)
+    default = reason or "ServerError", "Oars retries. If the error persists, check the API server."
+    known, hint = _BY_STATUS.get(status, default)
+    return Cause(known, f"The API server answered {status}: {text}.", hint)
+
+
+def _forbidden(match: re.Match[str]) -> Cause:
+    user, verb, resource, api_group, namespace = (match[n] for n in ("user", "verb", "resource", "group", "namespace"))
+    where = f"in namespace {namespace}" if namespace else "in the whole cluster"
+    of_group = f" of API group {api_group}" if api_group else ""
+    role = f"Role in namespace {namespace}" if namespace else "ClusterRole"
+    rule = f'- {{apiGroups: ["{api_group or ""}"], resources: ["{resource}"], verbs: ["{verb}"]}}'
+    hint = f"Add this rule to a {role} that is bound to {user}: `{rule}`. `oars rbac` prints all required rules."
+    return Cause("RightMissing", f"{user} may not {verb} {resource}{of_group} {where}.", hint)
+
+
+def _escalation(user: str, message: str) -> Cause:
+    """Kubernetes lets users grant only permissions that they have."""
+    rules = []
+    for rule in _ESCALATION_RULE.findall(message):
+        fields = dict(_RULE_FIELD.findall(rule))
+        names = f", resourceNames: {fields['ResourceNames']}" if "ResourceNames" in fields else ""
+        groups, resources, verbs = (fields.get(key, "[]") for key in ("APIGroups", "Resources", "Verbs"))
+        rules.append(f"`- {{apiGroups: {groups}, resources: {resources}{names}, verbs: {verbs}}}`")
+    hint = f"Bind a Role with these rules to {user}: {' '.join(rules)}." if rules else "`oars rbac` prints all rules."
+    return Cause("RightMissing", f"{user} may not grant permissions that {user} does not have.", hint)
+
+
+def _conflict(reason: str, subject: str, text: str, details: Mapping[str, Any]) -> Cause:
+    if reason == "AlreadyExists":
+        return Cause("AlreadyExists", f"{subject} already exists.", "Choose another name, or delete it.")
+    if any("FieldManagerConflict" in str(cause.get("reason")) for cause in details.get("causes") or ()):
+        hint = "Let only one field manager set these fields."
+        return Cause("FieldConflict", f"Another field manager owns the same fields: {_fields(details)}.", hint)
+    return Cause("Conflict", f"{subject} was changed at the same time: {text}.", "Oars retries.")
+
+
+def _fields(details: Mapping[str, Any]) -> str:
+    """The fields that a response names, with what is wrong with each."""
+    causes = details.get("causes")
+    if not isinstance(causes, list):
+        return ""
+    lines = (f"{cause.get('field', '')}: {cause.get('message', '')}".strip(": ") for cause in causes)
+    return "; ".join(line for line in lines if line)

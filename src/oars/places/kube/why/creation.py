@@ -1,28 +1,24 @@
-"""Pods that never came to be: what the ReplicaSet was told when it tried to make them, or the Deployment when it tried
-to make the ReplicaSet. Pure."""
+"""Pods that could not be created: the ReplicaSet was refused a pod, or the Deployment a ReplicaSet. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
+from oars.model import HEAD
 from oars.places.kube.names import Object
-from oars.places.kube.why.admission import Said, explain
+from oars.places.kube.state.observe import condition
+from oars.places.kube.why import admission
 from oars.places.kube.why.facts import (
-    HEAD,
     Finding,
-    Grade,
+    Severity,
     Snapshot,
-    cluster_of,
-    condition,
     events_of,
     group,
-    is_leaving,
-    name,
+    is_terminating,
     replicas,
     role,
-    sentence_end,
-    when,
+    strip_period,
 )
 
 _PREFIX = re.compile(
@@ -32,56 +28,37 @@ _PREFIX = re.compile(
 
 
 def findings(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
-    """The objects' own conditions are the truth: they go when it works again, events stay for an hour."""
-    told: set[tuple[str, str]] = set()
-    for owner in snapshot.deployments:
-        failure = condition(owner, "ReplicaFailure")
-        member = (role(owner), group(owner))
-        if failure.get("status") == "True" and member not in told and replicas(owner):
-            told.add(member)
-            yield _finding(owner, str(failure.get("message", "")), namespace, snapshot)
-    for owner in snapshot.unheeded:
-        for event in events_of(snapshot, owner, "ReplicaSetCreateError")[-1:]:  # only an event tells
-            yield _finding(owner, str(event.get("message", "")), namespace, snapshot)
-    yield from _jobs(snapshot, namespace)
+    """One per group. The condition is removed when creation succeeds; events remain for an hour, so they count only
+    where there is no condition."""
+    groups: set[str] = set()
+    for deployment in snapshot.deployments:
+        failure = condition(deployment, "ReplicaFailure")
+        if failure.get("status") == "True" and group(deployment) not in groups and replicas(deployment):
+            groups.add(group(deployment))
+            yield _finding(deployment, str(failure.get("message", "")), namespace, snapshot)
+    for deployment in snapshot.stalled:
+        for event in events_of(snapshot, deployment, "ReplicaSetCreateError")[-1:]:
+            yield _finding(deployment, str(event.get("message", "")), namespace, snapshot)
 
 
-def _finding(owner: Object, message: str, namespace: str, snapshot: Snapshot) -> Finding:
-    said = _said(message, namespace, snapshot)
-    text = f"cannot be created: {said.words}"
-    wanted = replicas(owner)
-    missing = wanted - _there(owner, snapshot)
-    subject = "The head" if role(owner) == HEAD else f"Worker pods of group {group(owner)} ({missing} of {wanted})"
+def _finding(deployment: Object, message: str, namespace: str, snapshot: Snapshot) -> Finding:
+    found = admission.explain(message, namespace, snapshot) or admission.Explanation(
+        "CreationRefused",
+        strip_period(_PREFIX.sub("", message)),
+        "Change the rejected fields, or contact the administrator of the Kubernetes cluster.",
+    )
+    subject = "The head"
+    if role(deployment) != HEAD:
+        # Count the pods: the Deployment's own status is updated later.
+        existing = sum(group(pod) == group(deployment) and not is_terminating(pod) for pod in snapshot.pods)
+        total = replicas(deployment)
+        subject = f"Worker pods of group {group(deployment)} ({total - existing} of {total})"
     return Finding(
-        Grade.REFUSED, said.reason, text, said.hint, role=role(owner), group=group(owner), subject=subject
-    )  # fmt: skip
-
-
-def _there(owner: Object, snapshot: Snapshot) -> int:
-    """The pods themselves are counted: the owner's own count comes later."""
-    same = (role(owner), group(owner))
-    return len([pod for pod in snapshot.pods if (role(pod), group(pod)) == same and not is_leaving(pod)])
-
-
-def _jobs(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
-    """The driver's Job is not in the snapshot; its newest event tells."""
-    cluster = cluster_of(snapshot)
-    newest: dict[str, Object] = {}
-    for event in sorted(snapshot.events, key=when):
-        about = event.get("involvedObject") or {}
-        if about.get("kind") == "Job" and str(about.get("name", "")).startswith(f"{cluster}-") and cluster:
-            newest[str(about["name"])] = event
-    has_pod = {name(pod).rsplit("-", 1)[0] for pod in snapshot.pods}
-    for job, event in newest.items():
-        if event.get("reason") == "FailedCreate" and job not in has_pod:
-            said = _said(str(event.get("message", "")), namespace, snapshot)
-            text = f"cannot be created: {said.words}"
-            yield Finding(Grade.REFUSED, said.reason, text, said.hint, subject=f"The pod of Job {job}")
-
-
-def _said(message: str, namespace: str, snapshot: Snapshot) -> Said:
-    known = explain(message, namespace, snapshot)
-    if known:
-        return known
-    words = sentence_end(_PREFIX.sub("", message))
-    return Said("CreationRefused", words, "Change what it names, or ask whoever runs the cluster.")
+        Severity.REFUSED,
+        found.reason,
+        f"cannot be created: {found.text}",
+        found.hint,
+        role=role(deployment),
+        group=group(deployment),
+        subject=subject,
+    )

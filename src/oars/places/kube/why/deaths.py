@@ -1,4 +1,4 @@
-"""Containers that ran and died, or run and do not answer their probes. Pure."""
+"""Containers that died, or that run and fail their probes. Pure."""
 
 from __future__ import annotations
 
@@ -8,225 +8,208 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from oars.model import HEAD
+from oars.places.kube import names
 from oars.places.kube.names import Object
+from oars.places.kube.state.observe import is_ready
 from oars.places.kube.why.facts import (
-    HEAD,
     Finding,
-    Grade,
+    Severity,
     Snapshot,
+    container_spec,
+    container_statuses,
+    container_suffix,
     events_of,
     group,
-    is_leaving,
-    is_ready,
+    is_disrupted,
+    is_terminating,
+    last_seen,
     name,
     role,
     seconds_between,
-    sentence_end,
-    when,
-    whose,
+    spec_section,
+    strip_period,
 )
-from oars.places.kube.why.logs import sign
-from oars.places.kube.why.start import all_statuses, which
+from oars.places.kube.why.logs import explain_pod_log
+from oars.places.kube.why.start import NEVER_RAN
 from oars.plan.decide import CRASH_LOOP
 from oars.plan.why import LINES
 
-PATIENCE = 20.0  # seconds: a member that starts fails its readiness probe for a while, and nobody wants to hear of it
-SAMPLES = 3  # logs that are read of containers that died alike
-MOST_LOGS = 12  # that are read at a time, however many ways to die there are
+READINESS_GRACE = 20.0  # seconds in which a starting member may fail its readiness probe
+SAMPLES = 3  # logs read of containers that died the same way
+MAX_LOGS = 12  # logs read at a time
 
 _PROBE = re.compile(r"(Readiness|Liveness|Startup) probe (?:failed|errored)[^:]*: ?(.*)", re.DOTALL)
-_CONTAINER = re.compile(r"\{(.+)\}$")  # in the field that an event is about: spec.containers{worker}
-_NO_LOG = "unable to retrieve container logs"  # the kubelet's, in place of a log that is gone
-_NEVER_RAN = {"StartError", "ContainerCannotRun"}  # there is no log
+_CONTAINER = re.compile(r"\{(.+)\}$")  # in the fieldPath of an event: spec.containers{worker}
+_NO_LOG = "unable to retrieve container logs"  # the kubelet's text in place of a deleted log
 
 
-def logs_needed(pod: Object) -> tuple[str, ...]:
-    """Its containers that died, and whose last lines would help."""
-    status = pod.get("status", {})
-    if is_leaving(pod) or status.get("phase") == "Succeeded" or status.get("reason"):  # a reason: the node's doing
+def containers_with_log(pod: Object) -> tuple[str, ...]:
+    """Containers that died and whose log may explain it."""
+    if is_terminating(pod) or is_disrupted(pod) or pod.get("status", {}).get("phase") == "Succeeded":
         return ()
-    died = [each for each in all_statuses(pod) if _death(each)]
-    return tuple(each["name"] for each in died if _death(each).get("reason") not in _NEVER_RAN)
+    ends = [(each["name"], _last_end(each)) for each in container_statuses(pod)]
+    return tuple(container for container, end in ends if end and end.get("reason") not in NEVER_RAN)
 
 
 def logs_to_read(pods: Iterable[Object]) -> list[tuple[Object, str]]:
-    """Pods and containers: a few of those that died alike, as the others would say the same. Pods that are not ready
-    come first, and one of each kind before a second of any."""
-    alike: dict[tuple[str, ...], list[tuple[Object, str]]] = {}
+    """Pods and containers whose logs to read: up to SAMPLES of those that died the same way. Pods that are not ready
+    come first, and the first sample of each kind comes before the second of any."""
+    samples: dict[tuple[str, ...], list[tuple[Object, str]]] = {}
     for pod in sorted(pods, key=is_ready):
-        needed = logs_needed(pod)
-        for status in all_statuses(pod):
-            if status["name"] in needed:
-                alike.setdefault(_likeness(pod, status), []).append((pod, status["name"]))
-    turns = [found[turn] for turn in range(SAMPLES) for found in alike.values() if turn < len(found)]
-    return turns[:MOST_LOGS]
+        wanted = containers_with_log(pod)
+        for status in container_statuses(pod):
+            if status["name"] in wanted:
+                samples.setdefault(_death_key(pod, status), []).append((pod, status["name"]))
+    rounds = [same[number] for number in range(SAMPLES) for same in samples.values() if number < len(same)]
+    return rounds[:MAX_LOGS]
 
 
-def with_lent_tails(snapshot: Snapshot) -> Snapshot:
-    """Whoever died and was not read, or wrote nothing, has the last lines of one that died alike, so that both are told
-    as one."""
+def share_log_tails(snapshot: Snapshot) -> Snapshot:
+    """Give containers without log lines those of one that died the same way, so that both have the same cause."""
     if not snapshot.log_tails:
         return snapshot
-    died = [
-        ((name(pod), str(status["name"])), _likeness(pod, status), _tail(snapshot, pod, status["name"]))
+    dead = [
+        ((name(pod), str(status["name"])), _death_key(pod, status), _tail(snapshot, pod, status["name"]))
         for pod in snapshot.pods
-        for status in all_statuses(pod)
-        if _death(status)
+        for status in container_statuses(pod)
+        if _last_end(status)
     ]
-    lent: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for _, alike, tail in died:
+    known: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for _, death, tail in dead:
         if tail:
-            lent.setdefault(alike, tail)
-    tails = {key: tail or lent.get(alike, ()) for key, alike, tail in died}
+            known.setdefault(death, tail)
+    tails = {key: tail or known.get(death, ()) for key, death, tail in dead}
     return replace(snapshot, log_tails={**snapshot.log_tails, **tails})
 
 
-def _likeness(pod: Object, status: Mapping[str, Any]) -> tuple[str, ...]:
-    """The same for containers whose deaths are told alike, as far as that can be known without their logs."""
-    death = _death(status)
-    is_back = "back" if _is_back(pod, status) else ""
-    return (role(pod), group(pod), str(status["name"]), str(death.get("reason", "")), _how(death), is_back)
-
-
-def findings(snapshot: Snapshot, pod: Object, namespace: str) -> Iterable[Finding]:
-    probe = _probe(snapshot, pod)
-    if probe:
-        yield probe
-        return
-    died = [status for status in all_statuses(pod) if _death(status)]
-    if died:
-        status = min(died, key=lambda each: bool(each.get("ready")))  # of several, one that is not back
-        tail = _tail(snapshot, pod, status["name"])
-        out_of_memory = _death(status).get("reason") == "OOMKilled"
-        yield _out_of_memory(pod, status, tail) if out_of_memory else _died(pod, status, tail, namespace)
-        return
-    tail = _tail(snapshot, pod, role(pod))
-    meaning = sign(tail, namespace)
-    if meaning and meaning.reason and not is_ready(pod):
-        text = f"is not ready: {meaning.meaning}" if role(pod) == HEAD else f"cannot join the head: {meaning.meaning}"
-        yield Finding(Grade.DEATH, meaning.reason, text, meaning.hint, tail[-LINES:])
+def _death_key(pod: Object, status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Equal for containers that died the same way, as far as that is known without their logs."""
+    end = _last_end(status)
+    recovered = "recovered" if _has_recovered(pod, status) else ""
+    return (role(pod), group(pod), str(status["name"]), str(end.get("reason", "")), _exit(end), recovered)
 
 
 def _tail(snapshot: Snapshot, pod: Object, container: str) -> tuple[str, ...]:
-    known = snapshot.log_tails.get((name(pod), container), ())
-    return tuple(line for line in known if not line.startswith(_NO_LOG))
+    lines = snapshot.log_tails.get((name(pod), container), ())
+    return tuple(line for line in lines if not line.startswith(_NO_LOG))
 
 
-def _death(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How it ended last; empty if it never did, or was meant to (an init container)."""
-    state, before = status.get("state") or {}, status.get("lastState") or {}
-    found: Mapping[str, Any] = state.get("terminated") or before.get("terminated") or {}
-    is_done = "terminated" in state and found.get("exitCode") == 0 and status.get("ready", False)
-    return {} if is_done else found
+def _last_end(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The last termination; empty if there is none, or if it was expected (an init container that succeeded)."""
+    state, previous = status.get("state") or {}, status.get("lastState") or {}
+    end: Mapping[str, Any] = state.get("terminated") or previous.get("terminated") or {}
+    succeeded = "terminated" in state and end.get("exitCode") == 0 and status.get("ready", False)
+    return {} if succeeded else end
 
 
-def _is_back(pod: Object, status: Mapping[str, Any]) -> bool:
+def _has_recovered(pod: Object, status: Mapping[str, Any]) -> bool:
     return is_ready(pod) and bool(status.get("ready"))
 
 
-def _out_of_memory(pod: Object, status: Mapping[str, Any], tail: tuple[str, ...]) -> Finding:
-    is_back, limit = _is_back(pod, status), _memory_limit(pod, status["name"])
-    facts = _facts(pod, status, f"the limit is {limit}" if limit else "")
-    text = f"ran out of memory{facts}{' and came back' if is_back else ''}"
-    hint = f"Give {_which_memory(pod, status['name'])}, or less work at a time."
-    return Finding(Grade.PAST if is_back else Grade.DEATH, "OOMKilled", text, hint, tail[-LINES:])
-
-
-def _which_memory(pod: Object, container: str) -> str:
-    """The description's own field is for the member; the others have theirs in the overlay."""
-    if container == role(pod):
-        return f"{whose(pod)} more `memory`"
-    return f"container {container} more memory in `pod` of {whose(pod)}"
-
-
-def _died(pod: Object, status: Mapping[str, Any], tail: tuple[str, ...], namespace: str) -> Finding:
-    how, meaning, lines = _how(_death(status)), sign(tail, namespace), tail[-LINES:]
-    because = f": {meaning.meaning}" if meaning else ""
-    if _is_back(pod, status):
-        text = f"died{_facts(pod, status, how)}{because} and came back"
-        return Finding(Grade.PAST, "Replaced", text, meaning.hint if meaning else "", lines)
-    hint = meaning.hint if meaning else _read_log(pod, status["name"])
-    if how.endswith("SIGKILL") and not meaning:  # a child that was killed for memory takes its parent along
-        hint += f" If it goes on, give {_which_memory(pod, status['name'])}."
-    deaths = status.get("restartCount", 0) + ("running" not in (status.get("state") or {}))
-    if deaths >= CRASH_LOOP or _waits(status) == "CrashLoopBackOff":
-        reason, text = "CrashLoop", f"died again and again{_facts(pod, status, f'{deaths} times', how)}{because}"
-    else:
-        reason = "HeadLost" if role(pod) == HEAD else "WorkerLost"
-        text = f"died{_facts(pod, status, how)}{because}"
-    reason = meaning.reason if meaning and meaning.reason else reason
-    return Finding(Grade.DEATH, reason, text, hint, lines, alike=f"{status['name']} {how}{because}")
-
-
-def _facts(pod: Object, status: Mapping[str, Any], *facts: str) -> str:
-    """In brackets; the container only where it is not the member's own."""
-    container = "" if status["name"] == role(pod) else f"container {status['name']}"
-    known = [fact for fact in (container, *facts) if fact]
-    return f" ({'; '.join(known)})" if known else ""
-
-
-def _waits(status: Mapping[str, Any]) -> str:
-    return str(((status.get("state") or {}).get("waiting") or {}).get("reason", ""))
-
-
-def _read_log(pod: Object, container: str) -> str:
-    member = HEAD if role(pod) == HEAD else name(pod)
-    return f"Read its log: `oars logs NAME {member}{'' if container == role(pod) else f' -c {container}'}`."
-
-
-def _memory_limit(pod: Object, container: str) -> str:
-    containers = [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]
-    mine: Object = next((c for c in containers if c["name"] == container), {})
-    return str(((mine.get("resources") or {}).get("limits") or {}).get("memory", ""))
-
-
-def _how(death: Mapping[str, Any]) -> str:
-    """Exit codes above 128 are signals, as shells and container runtimes count."""
-    code = int(death.get("exitCode", 0))
-    number = int(death.get("signal") or 0) or (code - 128 if 128 < code < 160 else 0)
+def _exit(end: Mapping[str, Any]) -> str:
+    """'killed by SIGKILL' or 'exit code 1'. Container runtimes report signals as exit codes above 128."""
+    code = int(end.get("exitCode", 0))
+    number = int(end.get("signal") or 0) or (code - 128 if 128 < code < 160 else 0)
     try:
         return f"killed by {signal.Signals(number).name}"
     except ValueError:
         return f"exit code {code}"
 
 
-# probes
+def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
+    probe = _failed_probe(snapshot, pod)
+    if probe:
+        return probe
+    dead = [status for status in container_statuses(pod) if _last_end(status)]
+    if dead:
+        status = min(dead, key=lambda each: bool(each.get("ready")))  # prefer one that has not recovered
+        tail = _tail(snapshot, pod, status["name"])
+        if _last_end(status).get("reason") == "OOMKilled":
+            return _out_of_memory(pod, status, tail)
+        return _died(snapshot, pod, status, namespace)
+    tail = _tail(snapshot, pod, role(pod))
+    found = explain_pod_log(tail, snapshot.log_patterns, namespace)
+    if found is None or not found.reason or is_ready(pod):
+        return None
+    text = f"is not ready: {found.meaning}" if role(pod) == HEAD else f"cannot join the head: {found.meaning}"
+    return Finding(Severity.DEATH, found.reason, text, found.hint, tail[-LINES:])
 
 
-def _probe(snapshot: Snapshot, pod: Object) -> Finding | None:
-    """A liveness or startup probe that fails has its container killed; a readiness probe only says not yet."""
+def _out_of_memory(pod: Object, status: Mapping[str, Any], tail: tuple[str, ...]) -> Finding:
+    recovered = _has_recovered(pod, status)
+    limits = (container_spec(pod, status["name"]).get("resources") or {}).get("limits") or {}
+    limit = f"the limit is {limits['memory']}" if "memory" in limits else ""
+    text = f"ran out of memory{_details(pod, status, limit)}{' and restarted' if recovered else ''}"
+    hint = f"Give {_more_memory(pod, status['name'])}, or process less data at a time."
+    return Finding(Severity.PAST if recovered else Severity.DEATH, "OOMKilled", text, hint, tail[-LINES:])
+
+
+def _more_memory(pod: Object, container: str) -> str:
+    if container == role(pod):
+        return f"{spec_section(pod)} more `memory`"
+    return f"container {container} more memory in `pod` of {spec_section(pod)}"
+
+
+def _died(snapshot: Snapshot, pod: Object, status: Mapping[str, Any], namespace: str) -> Finding:
+    tail = _tail(snapshot, pod, status["name"])
+    how, lines = _exit(_last_end(status)), tail[-LINES:]
+    found = explain_pod_log(tail, snapshot.log_patterns, namespace)
+    because = f": {found.meaning}" if found else ""
+    if _has_recovered(pod, status):
+        text = f"died{_details(pod, status, how)}{because} and restarted"
+        return Finding(Severity.PAST, "Replaced", text, found.hint if found else "", lines)
+    hint = found.hint if found else _read_log(pod, status["name"])
+    if how.endswith("SIGKILL") and not found:  # the kernel may have killed a child for memory, and the parent with it
+        hint += f" If it happens again, give {_more_memory(pod, status['name'])}."
+    state = status.get("state") or {}
+    deaths = status.get("restartCount", 0) + ("running" not in state)
+    if deaths >= CRASH_LOOP or (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff":
+        reason, text = "CrashLoop", f"died repeatedly{_details(pod, status, f'{deaths} times', how)}{because}"
+    else:
+        reason = "HeadLost" if role(pod) == HEAD else "WorkerLost"
+        text = f"died{_details(pod, status, how)}{because}"
+    reason = found.reason if found and found.reason else reason
+    return Finding(Severity.DEATH, reason, text, hint, lines, merge_key=f"{status['name']} {how}{because}")
+
+
+def _details(pod: Object, status: Mapping[str, Any], *details: str) -> str:
+    """' (container fetch; exit code 4)'; the engine's container is not named."""
+    container = "" if status["name"] == role(pod) else f"container {status['name']}"
+    known = [detail for detail in (container, *details) if detail]
+    return f" ({'; '.join(known)})" if known else ""
+
+
+def _read_log(pod: Object, container: str) -> str:
+    member = HEAD if role(pod) == HEAD else name(pod)
+    option = "" if container == role(pod) else f" -c {container}"
+    return f"Read its log: `oars logs {pod['metadata']['labels'][names.CLUSTER]} {member}{option}`."
+
+
+def _failed_probe(snapshot: Snapshot, pod: Object) -> Finding | None:
+    """The newest probe failure that still matters. A failed liveness or startup probe restarts the container."""
     for event in reversed(events_of(snapshot, pod, "Unhealthy")):
         match = _PROBE.match(str(event.get("message", "")))
-        status = _status_of(pod, event)
-        if match is None or not _still_matters(pod, status, match[1], when(event)):
+        path = _CONTAINER.search(str((event.get("involvedObject") or {}).get("fieldPath", "")))
+        container = path[1] if path else role(pod)
+        status = next((each for each in container_statuses(pod) if each["name"] == container), {"name": container})
+        if match is None or not _still_matters(pod, status, match[1], last_seen(event)):
             continue
-        kind, words = match[1].lower(), sentence_end(" ".join(match[2].split())) or "no answer"
-        container = str(status["name"])
-        also = "" if kind == "readiness" else ", and had to be started again"
-        text = f"did not pass the {kind} probe{which(pod, container)}{also}: {words}"
+        kind, error = match[1].lower(), strip_period(" ".join(match[2].split())) or "no answer"
+        restarted = "" if kind == "readiness" else " and restarted"
+        text = f"failed the {kind} probe{container_suffix(pod, container)}{restarted}: {error}"
         hint, lines = _read_log(pod, container), _tail(snapshot, pod, container)[-LINES:]
-        grade, reason = (Grade.PAST, "Replaced") if is_ready(pod) else (Grade.PROBE, "ProbeFails")
-        return Finding(grade, reason, text, hint, lines, alike=f"{container} {kind}")
+        severity, reason = (Severity.PAST, "Replaced") if is_ready(pod) else (Severity.PROBE, "ProbeFails")
+        return Finding(severity, reason, text, hint, lines, merge_key=f"{container} {kind}")
     return None
 
 
-def _still_matters(pod: Object, status: Mapping[str, Any], kind: str, moment: str) -> bool:
-    """Of this life of the container or of the one that it ended, and not over while something else is wrong."""
-    death, is_back = _death(status), bool(status.get("ready"))
-    if moment < death.get("startedAt", ""):
+def _still_matters(pod: Object, status: Mapping[str, Any], kind: str, time: str) -> bool:
+    """False for failures of an earlier run of the container, and of a container that is ready while the pod is not."""
+    end, ready = _last_end(status), bool(status.get("ready"))
+    if time < end.get("startedAt", ""):
         return False
     if kind == "Readiness":
-        return not is_back and seconds_between(_started(status), moment) >= PATIENCE
-    return bool(death) and (is_ready(pod) or not is_back)  # without a death it has had no consequences yet
-
-
-def _status_of(pod: Object, event: Object) -> Mapping[str, Any]:
-    """Of the container that an event is about; where it does not say, of the member's own."""
-    about = _CONTAINER.search(str((event.get("involvedObject") or {}).get("fieldPath", "")))
-    container = about[1] if about else role(pod)
-    return next((each for each in all_statuses(pod) if each["name"] == container), {"name": container})
-
-
-def _started(status: Mapping[str, Any]) -> str:
-    """When it began to run; empty if it does not."""
-    return str(((status.get("state") or {}).get("running") or {}).get("startedAt", ""))
+        started = str(((status.get("state") or {}).get("running") or {}).get("startedAt", ""))
+        return not ready and seconds_between(started, time) >= READINESS_GRACE
+    return bool(end) and (is_ready(pod) or not ready)  # without an end the failure had no consequences yet

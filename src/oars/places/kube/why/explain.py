@@ -1,105 +1,95 @@
-"""why, on Kubernetes: from objects and events to causes a person understands, and what to do about them. Pure.
+"""Explain what is wrong with a cluster: from API objects and events to causes with hints. Pure.
 
-Each kind of trouble has a file of its own; here their findings, one per member, become sentences: those that are alike
-are told once, the gravest come first, and the head comes before the workers, who cannot do without it.
+Each kind of failure has a module that returns findings for single members. Here equal findings become one cause. The
+most severe cause comes first, and the head before the workers, which depend on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from oars.model import Cause
+from oars.model import HEAD, Cause
 from oars.places.kube.names import Object
 from oars.places.kube.why import creation, deaths, loss, nodes, start
-from oars.places.kube.why.deaths import logs_needed, logs_to_read, with_lent_tails
-from oars.places.kube.why.facts import HEAD, Finding, Grade, Snapshot, group, is_leaving, name, role
-from oars.places.kube.why.refusal import refusal
-from oars.places.kube.why.start import all_statuses
-
-__all__ = ["Snapshot", "all_statuses", "causes", "logs_needed", "logs_to_read", "refusal"]
+from oars.places.kube.why.facts import (
+    Finding,
+    Severity,
+    Snapshot,
+    group,
+    is_disrupted,
+    is_terminating,
+    name,
+    role,
+)
 
 
 def causes(snapshot: Snapshot, namespace: str) -> tuple[Cause, ...]:
-    """All causes, the gravest first; empty when everything is as wanted."""
-    snapshot = with_lent_tails(snapshot)
+    """All causes, the most severe first; empty if nothing is wrong."""
+    snapshot = deaths.share_log_tails(snapshot)
     findings = [*creation.findings(snapshot, namespace)]
-    for pod in snapshot.pods:
-        findings += _of_pod(snapshot, pod, namespace)
-    findings += _stuck_rollouts(snapshot, findings)
-    alike: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        alike.setdefault(_kind_of(finding), []).append(finding)
-    ordered = sorted(alike.values(), key=lambda found: _gravity(found[0]))
-    return tuple(_told(found, snapshot) for found in ordered)
+    findings += [found for pod in snapshot.pods if (found := _pod_finding(snapshot, pod, namespace))]
+    findings += _stalled_rollouts(snapshot, findings, namespace)
+    merged: dict[tuple[str, ...], list[Finding]] = {}
+    for each in findings:
+        merged.setdefault((each.reason, each.role, each.group, each.merge_key or each.text), []).append(each)
+
+    def rank(same: list[Finding]) -> tuple[bool, bool, int]:
+        return same[0].severity is Severity.PAST, same[0].role != HEAD, same[0].severity
+
+    return tuple(_cause(same, snapshot) for same in sorted(merged.values(), key=rank))
 
 
-def _of_pod(snapshot: Snapshot, pod: Object, namespace: str) -> Iterable[Finding]:
-    """The first that explains it: what follows from it would only confuse."""
+def _pod_finding(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
+    """The first finding that explains the pod: others are usually its consequences."""
     if pod.get("status", {}).get("phase") == "Succeeded":
-        return ()
-    sources = [loss.findings(snapshot, pod)]
-    if not is_leaving(pod) and not loss.is_over(pod):  # one that was told to go may well look broken
-        sources += [
-            nodes.findings(snapshot, pod, namespace),
-            start.findings(snapshot, pod, namespace),
-            deaths.findings(snapshot, pod, namespace),
-        ]
-    found = next((findings for source in sources if (findings := list(source))), [])
-    return [_placed(finding, pod) for finding in found]
+        return None
+    found = loss.find(snapshot, pod)
+    if found is None and not is_terminating(pod) and not is_disrupted(pod):
+        found = (
+            nodes.find(snapshot, pod, namespace)
+            or start.find(snapshot, pod, namespace)
+            or deaths.find(snapshot, pod, namespace)
+        )
+    return replace(found, role=role(pod), group=group(pod), pod=name(pod)) if found else None
 
 
-def _placed(finding: Finding, pod: Object) -> Finding:
-    return Finding(
-        finding.grade, finding.reason, finding.text, finding.hint, finding.lines, finding.alike,
-        role(pod), group(pod), name(pod),
-    )  # fmt: skip
+def _stalled_rollouts(snapshot: Snapshot, findings: list[Finding], namespace: str) -> Iterable[Finding]:
+    """Stalled Deployments of groups that no other finding explains."""
+    explained = {(each.role, each.group) for each in findings if each.severity is not Severity.PAST}
+    for deployment in snapshot.stalled:
+        if (role(deployment), group(deployment)) not in explained:
+            yield Finding(
+                Severity.ROLLOUT,
+                "RolloutStuck",
+                "exists, but Kubernetes does not act on it",
+                "The controller manager may be down or overloaded: contact the administrator of the Kubernetes "
+                f"cluster, or run `kubectl describe deployment {name(deployment)} -n {namespace}`.",
+                role=role(deployment),
+                group=group(deployment),
+                subject=f"Deployment {name(deployment)}",
+            )
 
 
-def _stuck_rollouts(snapshot: Snapshot, found: list[Finding]) -> Iterable[Finding]:
-    """Only where nothing better is known."""
-    explained = {(finding.role, finding.group) for finding in found if finding.grade is not Grade.PAST}
-    for deployment in snapshot.unheeded:
-        if (role(deployment), group(deployment)) in explained:
-            continue
-        yield Finding(
-            Grade.ROLLOUT,
-            "RolloutStuck",
-            "is there, but Kubernetes does not act on it",
-            "Its controller manager may be down or have too much to do: ask whoever runs the cluster. "
-            f"`kubectl describe deployment {name(deployment)}` tells more.",
-            role=role(deployment), group=group(deployment), subject=f"Deployment {name(deployment)}",
-        )  # fmt: skip
-
-
-def _kind_of(finding: Finding) -> tuple[str, ...]:
-    return (finding.reason, finding.role, finding.group, finding.alike or finding.text)
-
-
-def _gravity(finding: Finding) -> tuple[bool, bool, int]:
-    return (finding.grade is Grade.PAST, finding.role != HEAD, finding.grade)
-
-
-def _told(found: list[Finding], snapshot: Snapshot) -> Cause:
-    first = found[0]
-    lines = next((finding.lines for finding in found if finding.lines), ())
-    return Cause(first.reason, f"{_subject(found, snapshot)} {first.text}.", first.hint, lines)
-
-
-def _subject(found: list[Finding], snapshot: Snapshot) -> str:
-    """Members as people see them: the head, or pods by name."""
-    first = found[0]
-    if first.subject:
-        return first.subject
-    if first.role == HEAD:
-        return "The head"
+def _cause(same: list[Finding], snapshot: Snapshot) -> Cause:
+    """One cause for all members with the same finding."""
+    first = same[0]
+    lines = next((each.lines for each in same if each.lines), ())
+    members = tuple(HEAD if each.role == HEAD else each.pod for each in same if each.pod)
     kind = "Worker pod" if first.role else "Pod"
-    if len(found) == 1:
-        return f"{kind} {first.pod}"
-    everyone = sum(1 for pod in snapshot.pods if role(pod) == first.role and group(pod) == first.group)
-    return f"{kind}s {_common([finding.pod for finding in found])} ({len(found)} of {everyone})"
+    if first.subject:
+        subject = first.subject
+    elif first.role == HEAD:
+        subject = "The head"
+    elif len(same) == 1:
+        subject = f"{kind} {first.pod}"
+    else:
+        total = sum(role(pod) == first.role and group(pod) == first.group for pod in snapshot.pods)
+        subject = f"{kind}s {_common_name([each.pod for each in same])} ({len(same)} of {total})"
+    return Cause(first.reason, f"{subject} {first.text}.", first.hint, lines, members)
 
 
-def _common(pods: list[str]) -> str:
+def _common_name(pods: list[str]) -> str:
     """demo-worker-… for pods of one Deployment."""
     if len(pods) == 2:
         return " and ".join(pods)

@@ -1,35 +1,36 @@
-"""What the explanations are made from: the objects as the API server gave them, and one finding per member. Pure."""
+"""Input and output of the explanations: a snapshot of the API objects, and one finding per member. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
-from oars.places.kube.names import CLUSTER, GROUP, Object
-
-HEAD = "head"
+from oars.model import HEAD, LogPattern
+from oars.places.kube.names import GROUP, Object
+from oars.places.kube.state.observe import condition
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was seen of one cluster and its namespace at one time."""
+    """The objects of one cluster and its namespace at one point in time."""
 
     pods: Sequence[Object] = ()
     events: Sequence[Object] = ()
     deployments: Sequence[Object] = ()
-    unheeded: Sequence[Object] = ()  # those of them that Kubernetes should have acted on by now
-    nodes: Sequence[Object] | None = None  # None: not allowed to look
+    stalled: Sequence[Object] = ()  # Deployments whose controller has ignored the latest generation for too long
+    nodes: Sequence[Object] | None = None  # None: unknown, for example because RBAC forbids listing nodes
     quotas: Sequence[Object] = ()
     limit_ranges: Sequence[Object] = ()
-    # By pod and container: the last lines of what died. Where many died alike, of some of them.
+    # (pod, container) -> last log lines of containers that died; only samples if many died the same way.
     log_tails: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    log_patterns: Sequence[LogPattern] = ()  # of the engine
 
 
-class Grade(IntEnum):
-    """How grave: what keeps members from being made comes before what happened to them later."""
+class Severity(IntEnum):
+    """Order in which causes are reported: what prevents a pod from being created comes first."""
 
     REFUSED = 1
     IMAGE = 2
@@ -40,113 +41,112 @@ class Grade(IntEnum):
     LOST = 7
     PROBE = 8
     ROLLOUT = 9
-    PAST = 10  # over; told so that nobody has to wonder
+    PAST = 10  # already recovered
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause for one member. `text` goes on after the member's name and reads the same for one and for many."""
+    """One cause for one member. `text` follows the member's name and fits both singular and plural."""
 
-    grade: Grade
+    severity: Severity
     reason: str
     text: str
     hint: str = ""
     lines: tuple[str, ...] = ()
-    alike: str = ""  # findings with the same word are told as one; without it, those with the same text
+    merge_key: str = ""  # findings with the same key become one cause; the default is `text`
     role: str = ""
     group: str = ""
     pod: str = ""
-    subject: str = ""  # for what has no pod yet
-
-
-def labels(obj: Object) -> Mapping[str, str]:
-    return obj["metadata"].get("labels") or {}
-
-
-def role(obj: Object) -> str:
-    """Also the name of its container that runs the engine."""
-    return HEAD if group(obj) == HEAD else "worker" if group(obj) else ""
+    subject: str = ""  # replaces the pod's name, for pods that do not exist yet
 
 
 def group(obj: Object) -> str:
-    return labels(obj).get(GROUP, "")
+    return str((obj["metadata"].get("labels") or {}).get(GROUP, ""))
+
+
+def role(obj: Object) -> str:
+    """'head', 'worker' or, without a group label, ''. It is also the name of the engine's container."""
+    return HEAD if group(obj) == HEAD else "worker" if group(obj) else ""
 
 
 def name(obj: Object) -> str:
     return str(obj["metadata"]["name"])
 
 
-def whose(obj: Object) -> str:
-    """Where in the description its settings are."""
+def spec_section(obj: Object) -> str:
+    """The part of the cluster spec that configures this pod."""
     if role(obj) == HEAD:
         return "the head"
     return f"worker group {group(obj)}" if group(obj) else "the pod"
 
 
-def cluster_of(snapshot: Snapshot) -> str:
-    """The cluster's name, from whatever carries it."""
-    for obj in (*snapshot.pods, *snapshot.deployments):
-        if CLUSTER in labels(obj):
-            return labels(obj)[CLUSTER]
-    return ""
+def replicas(deployment: Object) -> int:
+    value = deployment.get("spec", {}).get("replicas")
+    return 1 if value is None else int(value)
 
 
-def replicas(owner: Object) -> int:
-    """How many pods it shall have; not said means one."""
-    wanted = owner.get("spec", {}).get("replicas")
-    return 1 if wanted is None else int(wanted)
-
-
-def condition(obj: Object, kind: str) -> Mapping[str, Any]:
-    """The condition of that type; empty when there is none."""
-    found: Iterable[Mapping[str, Any]] = obj.get("status", {}).get("conditions") or ()
-    return next((c for c in found if c.get("type") == kind), {})
-
-
-def is_ready(pod: Object) -> bool:
-    return condition(pod, "Ready").get("status") == "True"
-
-
-def is_leaving(pod: Object) -> bool:
+def is_terminating(pod: Object) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
+def is_disrupted(pod: Object) -> bool:
+    """True if Kubernetes evicted, preempted or failed the pod: its containers' statuses explain nothing then."""
+    status = pod.get("status", {})
+    if condition(pod, "DisruptionTarget").get("status") == "True":
+        return True
+    return bool(status.get("phase") == "Failed" and status.get("reason"))
+
+
+def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
+    """Statuses of init containers, then of containers."""
+    status = pod.get("status", {})
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def container_spec(pod: Object, container: str) -> Mapping[str, Any]:
+    containers = [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]
+    return next((each for each in containers if each["name"] == container), {})
+
+
+def container_suffix(pod: Object, container: str) -> str:
+    """' (container x)', or '' for the engine's container."""
+    return "" if container == role(pod) else f" (container {container})"
+
+
 def events_of(snapshot: Snapshot, obj: Object, *reasons: str) -> list[Object]:
-    """Events about this very object (a new pod may have an old one's name), the oldest first."""
+    """Events about this object, oldest first. The UID is compared because a new pod may reuse an old one's name."""
+
+    def is_about(involved: Mapping[str, Any]) -> bool:
+        if involved.get("uid"):
+            return bool(involved["uid"] == obj["metadata"].get("uid"))
+        return bool(involved.get("name") == name(obj))
+
     found = [
         event for event in snapshot.events
-        if event.get("reason") in reasons and _is_about(event.get("involvedObject") or {}, obj)
+        if event.get("reason") in reasons and is_about(event.get("involvedObject") or {})
     ]  # fmt: skip
-    return sorted(found, key=when)
+    return sorted(found, key=last_seen)
 
 
-def _is_about(involved: Mapping[str, Any], obj: Object) -> bool:
-    uid = involved.get("uid")
-    if uid:
-        return bool(uid == obj["metadata"].get("uid"))
-    return bool(involved.get("name") == name(obj))
-
-
-def when(event: Object) -> str:
-    """When it was last seen, in a form that sorts. The scheduler writes other fields than the kubelet does."""
-    series = event.get("series") or {}
-    moments = (
-        series.get("lastObservedTime"),
+def last_seen(event: Object) -> str:
+    """Time of the last occurrence, in a form that sorts. The scheduler and the kubelet fill in different fields."""
+    times = (
+        (event.get("series") or {}).get("lastObservedTime"),
         event.get("lastTimestamp"),
         event.get("eventTime"),
         event["metadata"].get("creationTimestamp"),
     )
-    return next((str(moment) for moment in moments if moment), "")
+    return next((str(time) for time in times if time), "")
 
 
 def seconds_between(earlier: str, later: str) -> float:
-    """0 when either is not known."""
+    """0 if either time is unknown."""
     try:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
     except ValueError:
         return 0.0
 
 
-def sentence_end(text: str) -> str:
-    """Without the full stop and space at its end, to be followed by ours."""
+def strip_period(text: str) -> str:
+    """The text without its final full stop, to be embedded in a sentence."""
     return text.strip().rstrip(".").strip()

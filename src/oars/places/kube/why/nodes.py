@@ -1,4 +1,4 @@
-"""No node for a pod: what the scheduler says, made exact with what is known of the nodes. Pure."""
+"""Pods that cannot be scheduled: the scheduler's message, made exact with what is known about the nodes. Pure."""
 
 from __future__ import annotations
 
@@ -8,201 +8,172 @@ from dataclasses import dataclass
 from typing import Any
 
 from oars.places.kube.names import Object
-from oars.places.kube.why.amounts import allocatable, asked, figure, shown, taken
-from oars.places.kube.why.facts import Finding, Grade, Snapshot, condition, name, sentence_end, whose
+from oars.places.kube.state.observe import condition
+from oars.places.kube.why.facts import Finding, Severity, Snapshot, name, spec_section, strip_period
+from oars.places.kube.why.quantities import allocatable, pod_requests, show, used
 
 # "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had untolerated taint(s). preemption: …"
-_SAID = re.compile(r"\d+/(\d+) nodes are available: (.*?)\.(?:\s|$)", re.DOTALL)
+_MESSAGE = re.compile(r"\d+/(\d+) nodes are available: (.*?)\.(?:\s|$)", re.DOTALL)
 _PART = re.compile(r"\s*(?:(\d+) )?([^,{]+(?:\{[^}]*\})?[^,{]*)")
 _CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" (?:not found|is being deleted)')
 _TAINT = re.compile(r"untolerated taint \{([^}]*)\}")
-
-# Taints that Kubernetes itself sets: the node is ill, nobody shall tolerate that.
-_ILL = "node.kubernetes.io/"
+_NODE_CONDITION = "node.kubernetes.io/"  # taints of unhealthy nodes; tolerating them does not help
 _CORDONED = "node.kubernetes.io/unschedulable"
+
+_Reason = tuple[str, str]  # why a node does not fit, and the hint
 
 
 @dataclass(frozen=True)
-class _Asker:
-    """A pod without a node, and what may be said about it."""
+class _Case:
+    """A pod without a node."""
 
     pod: Object
-    parts: tuple[tuple[int, str], ...]  # how many nodes said what
-    nodes: Sequence[Object] | None
-    others: Sequence[Object]
+    parts: tuple[tuple[int, str], ...]  # the scheduler's message: number of nodes, reason
+    nodes: Sequence[Object]  # empty if unknown
+    pods: Sequence[Object]  # of the same cluster
     namespace: str
-    has_no_nodes: bool = False
+
+    @property
+    def usable(self) -> list[Object]:
+        return [node for node in self.nodes if not _untolerated(self.pod, node) and _is_selected(self.pod, node)]
+
+    @property
+    def tainted(self) -> list[Object]:
+        return [node for node in self.nodes if _untolerated(self.pod, node)]
 
 
-_Said = tuple[str, str]  # why not, and what to do
-
-
-def findings(snapshot: Snapshot, pod: Object, namespace: str) -> Iterable[Finding]:
+def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") != "False" or pod["spec"].get("nodeName"):
-        return
+        return None
     message = str(scheduled.get("message", ""))
     if scheduled.get("reason") == "SchedulingGated":
-        text = "cannot get a node before another program lifts its scheduling gate"
-        yield Finding(Grade.NODE, "SchedulingGated", text, "Ask whoever runs that program (often a job queue).")
-        return
-    has_no_nodes = snapshot.nodes == [] or message.startswith("no nodes available")
-    asker = _Asker(pod, _parts(message), snapshot.nodes, snapshot.pods, namespace, has_no_nodes)
-    said = [*_answers(asker)] or [(sentence_end(message), f"Look closer: `kubectl describe pod {name(pod)}`.")]
-    reasons = "; ".join(reason for reason, _ in said)
-    todos = [hint for _, hint in said if hint]
-    wanted = ", ".join(shown(resource, value) for resource, value in sorted(asked(pod).items()))
-    text = f"found no node{f' for {wanted}' if wanted else ''}: {reasons}"
-    yield Finding(Grade.NODE, "Unschedulable", text, " Or: ".join(todos[:2]), alike=reasons)
+        text = "cannot be scheduled until another program removes its scheduling gate"
+        hint = "Check the program that sets `schedulingGates`, usually a job queue."
+        return Finding(Severity.NODE, "SchedulingGated", text, hint)
+    if snapshot.nodes == [] or message.startswith("no nodes available"):
+        reasons = [("the cluster has no nodes", "Add a node, or wait if nodes are added automatically.")]
+    else:
+        match = _MESSAGE.match(message)
+        parts = [(int(count or 0), text.strip()) for count, text in _PART.findall(match[2] if match else "")]
+        case = _Case(pod, tuple(part for part in parts if part[1]), snapshot.nodes or (), snapshot.pods, namespace)
+        taints, others = [*_taints(case)], [*_insufficient(case), *_other(case)]
+        reasons = [*taints, *others] if _needs_tainted_node(case) else [*others, *taints]
+        reasons = reasons or [(strip_period(message), f"Run `kubectl describe pod {name(pod)} -n {namespace}`.")]
+    texts = "; ".join(text for text, _ in reasons)
+    hints = [hint for _, hint in reasons if hint]
+    requests = ", ".join(f"{show(resource, value)} {resource}" for resource, value in sorted(pod_requests(pod).items()))
+    text = f"found no node{f' for {requests}' if requests else ''}: {texts}"
+    return Finding(Severity.NODE, "Unschedulable", text, " Or: ".join(hints[:2]), merge_key=texts)
 
 
-def _parts(message: str) -> tuple[tuple[int, str], ...]:
-    match = _SAID.match(message)
-    if match is None:
-        return ()
-    found = _PART.findall(match[2])
-    return tuple((int(count or 0), words.strip()) for count, words in found if words.strip())
+def _count(nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes != 1 else ''}"
 
 
-def _answers(asker: _Asker) -> Iterable[_Said]:
-    """Those that can be helped first: a taint on the one node that would fit is worth more than what others lack."""
-    if asker.has_no_nodes:
-        yield "the cluster has no nodes", "Add a node; where nodes come by themselves, wait."
-        return
-    taints = [*_taints(asker)]
-    others = [*_lacking(asker), *_other(asker)]
-    yield from (*taints, *others) if _is_kept_behind_taint(asker) else (*others, *taints)
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node{'s' if count != 1 else ''}"
-
-
-# what the nodes lack
-
-
-def _lacking(asker: _Asker) -> Iterable[_Said]:
-    lacks = {resource: count for count, words in asker.parts if (resource := _resource(words))}
-    usable = _usable(asker)
-    scarce = []
-    for resource, count in lacks.items():
+def _insufficient(case: _Case) -> Iterable[_Reason]:
+    usable, section = case.usable, spec_section(case.pod)
+    requests = {**pod_requests(case.pod), "pods": 1.0}
+    exhausted = []
+    for count, text in case.parts:
+        resource = "pods" if text.startswith("Too many pods") else text.removeprefix("Insufficient ")
+        if resource == text:
+            continue
         if not usable:
-            less = _ask_for_less(asker.pod, [resource])
-            yield f"too little {resource} is left ({_nodes(count)})", f"{less}, or add nodes."
+            yield (
+                f"too little {resource} is free ({_count(count)})",
+                f"{_request_less(case, [resource])}, or add nodes.",
+            )
             continue
         most, largest = max((allocatable(node).get(resource, 0.0), name(node)) for node in usable)
         if most == 0.0:
-            yield f"no usable node has {resource}", f"Add nodes with {resource}, or do not ask for it."
-        elif _need(asker.pod, resource) > most:
-            figures = f"most: {figure(resource, most)}, node {largest}"
-            fitting = f"{figure(resource, most)} {_field(resource)} in {whose(asker.pod)}"
+            yield f"no usable node has {resource}", f"Add nodes with {resource}, or do not request it."
+        elif requests.get(resource, 0.0) > most:
             yield (
-                f"no usable node has so much {resource} ({figures})",
-                f"Ask for at most {fitting}, or add larger nodes.",
+                f"no usable node has so much {resource} (most: {show(resource, most)}, node {largest})",
+                f"Request at most {show(resource, most)} {_field(resource)} in {section}, or add larger nodes.",
             )
         else:
-            scarce.append(resource)
-    if scarce:
-        yield _scarce(asker, usable, scarce)
+            exhausted.append(resource)
+    if exhausted:
+        yield _exhausted(case, exhausted, requests)
 
 
-def _resource(words: str) -> str:
-    """KindAndName resource a node lacks; empty if it is something else."""
-    if words.startswith("Too many pods"):
-        return "pods"
-    return words.removeprefix("Insufficient ") if words.startswith("Insufficient ") else ""
+def _exhausted(case: _Case, resources: list[str], requests: Mapping[str, float]) -> _Reason:
+    """The nodes are large enough, but other pods use them. Only this cluster's pods are known: at most that much is
+    free."""
+    figures, fits = [], False
+    for node in case.usable:
+        total, taken = allocatable(node), used(case.pods, node)
+        free = {r: max(0.0, total.get(r, 0.0) - taken.get(r, 0.0)) for r in resources}
+        fits = fits or all(free[r] >= requests.get(r, 0.0) for r in resources)
+        listed = ", ".join(f"{show(r, free[r])} of {show(r, total.get(r, 0.0))} {r}" for r in resources)
+        figures.append((-free[resources[0]], f"node {name(node)}: {listed}"))
+    best = "; ".join(text for _, text in sorted(figures, key=lambda figure: figure[0])[:2])
+    others = "; pods of other owners use the rest" if fits else ""
+    less = _request_less(case, resources)
+    hint = f"Use fewer workers, {less[0].lower()}{less[1:]}, or add nodes."
+    return f"too little {' and '.join(resources)} is free (at most {best}{others})", hint
 
 
-def _need(pod: Object, resource: str) -> float:
-    return 1.0 if resource == "pods" else asked(pod).get(resource, 0.0)
-
-
-def _scarce(asker: _Asker, usable: list[Object], resources: list[str]) -> _Said:
-    """Nodes are large enough, but taken. We see our own pods only: others may have what seems to be left."""
-    fits = [n for n in usable if all(_left(asker, n, r) >= _need(asker.pod, r) for r in resources)]
-    best = sorted(usable, key=lambda node: -_left(asker, node, resources[0]))[:2]
-    figures = "; ".join(f"node {name(node)}: {_rest(asker, node, resources)}" for node in best)
-    others = "; pods of others take the rest" if fits else ""
-    hint = f"Use fewer workers, {_ask_for_less(asker.pod, resources, start='ask')}, or add nodes."
-    return f"too little {' and '.join(resources)} is left (at most, {figures}{others})", hint
-
-
-def _rest(asker: _Asker, node: Object, resources: list[str]) -> str:
-    room = allocatable(node)
-    return ", ".join(f"{figure(r, _left(asker, node, r))} of {figure(r, room.get(r, 0.0))} {r}" for r in resources)
-
-
-def _left(asker: _Asker, node: Object, resource: str) -> float:
-    """At most: we see the pods of our own cluster only."""
-    ours = taken(asker.others, name(node)).get(resource, 0.0)
-    return max(0.0, allocatable(node).get(resource, 0.0) - ours)
-
-
-def _ask_for_less(pod: Object, resources: list[str], start: str = "Ask") -> str:
+def _request_less(case: _Case, resources: list[str]) -> str:
     fields = [_field(resource) for resource in resources if resource != "pods"]
-    return f"{start} for less {' and '.join(fields)} in {whose(pod)}" if fields else f"{start} for fewer pods"
+    return f"Request less {' and '.join(fields)} in {spec_section(case.pod)}" if fields else "Use fewer workers"
 
 
 def _field(resource: str) -> str:
-    """As the description calls it."""
-    known = {"cpu": "`cpu`", "memory": "`memory`"}
-    return known.get(resource, "`gpu`" if resource.endswith("/gpu") else resource)
+    """The field of the cluster spec that requests a resource."""
+    if resource in ("cpu", "memory"):
+        return f"`{resource}`"
+    return "`gpu`" if resource.endswith("/gpu") else resource
 
 
-def _is_kept_behind_taint(asker: _Asker) -> bool:
-    """It asks for what only a tainted node has, as GPUs often are."""
-    tainted = [node for node in _tainted(asker) if _selected(asker.pod, node)]
-    special = [r for r in asked(asker.pod) if not any(allocatable(node).get(r) for node in _usable(asker))]
-    return any(allocatable(node).get(resource) for node in tainted for resource in special)
+def _needs_tainted_node(case: _Case) -> bool:
+    """True if only a tainted node has a requested resource, often a GPU: the taint is the main reason then."""
+    tainted = [node for node in case.tainted if _is_selected(case.pod, node)]
+    usable = case.usable
+    missing = [r for r in pod_requests(case.pod) if not any(allocatable(node).get(r) for node in usable)]
+    return any(allocatable(node).get(resource) for node in tainted for resource in missing)
 
 
-def _usable(asker: _Asker) -> list[Object]:
-    nodes = asker.nodes or ()
-    return [node for node in nodes if not _untolerated(asker.pod, node) and _selected(asker.pod, node)]
-
-
-# taints
-
-
-def _taints(asker: _Asker) -> Iterable[_Said]:
-    tainted = _tainted(asker)
-    if tainted and any("taint" in words or "unschedulable" in words for _, words in asker.parts):
-        yield from _by_taint(asker.pod, tainted)
+def _taints(case: _Case) -> Iterable[_Reason]:
+    tainted = case.tainted
+    if tainted and any("taint" in text or "unschedulable" in text for _, text in case.parts):
+        yield from _node_taints(case.pod, tainted)
         return
-    for count, words in asker.parts:
-        if "untolerated taint" in words:
-            match = _TAINT.search(words)
-            which = match[1].replace(": ", "=").strip("= ") if match else ""
-            reason = f"{_nodes(count)}: taint{f' {which}' if which else ''} is not tolerated"
-            yield reason, _tolerate(asker.pod, which.partition("=")[0])
-        elif "were unschedulable" in words:
-            yield f"{_nodes(count)}: no new pods are let in", "Let them: `kubectl uncordon NODE`."
+    for count, text in case.parts:
+        if "untolerated taint" in text:
+            match = _TAINT.search(text)
+            taint = match[1].replace(": ", "=").strip("= ") if match else ""
+            yield (
+                f"{_count(count)}: taint{f' {taint}' if taint else ''} is not tolerated",
+                _tolerate(case.pod, taint.partition("=")[0]),
+            )
+        elif "were unschedulable" in text:
+            yield f"{_count(count)}: cordoned", "Find them with `kubectl get nodes`, and run `kubectl uncordon` on one."
 
 
-def _by_taint(pod: Object, nodes: Sequence[Object]) -> Iterable[_Said]:
+def _node_taints(pod: Object, nodes: Sequence[Object]) -> Iterable[_Reason]:
     found: dict[tuple[str, str], list[str]] = {}
     for node in nodes:
         for taint in _untolerated(pod, node):
-            written = f"{taint['key']}={taint['value']}" if taint.get("value") else str(taint["key"])
-            found.setdefault((taint["key"], f"{written}:{taint['effect']}"), []).append(name(node))
+            value = f"={taint['value']}" if taint.get("value") else ""
+            found.setdefault((taint["key"], f"{taint['key']}{value}:{taint['effect']}"), []).append(name(node))
     for (key, written), names in found.items():
         listed = f"node{'s' if len(names) > 1 else ''} {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
         if key == _CORDONED:
-            yield f"{listed}: no new pods are let in", f"Let them in: `kubectl uncordon {names[0]}`."
-        elif key.startswith(_ILL):
-            what = key.removeprefix(_ILL)
-            yield f"{listed}: {what}", f"Look at the node: `kubectl describe node {names[0]}`."
+            yield f"{listed}: cordoned", f"Run `kubectl uncordon {names[0]}`."
+        elif key.startswith(_NODE_CONDITION):
+            yield f"{listed}: {key.removeprefix(_NODE_CONDITION)}", f"Run `kubectl describe node {names[0]}`."
         else:
             yield f"{listed}: taint {written} is not tolerated", _tolerate(pod, key)
 
 
 def _tolerate(pod: Object, key: str) -> str:
-    toleration = f"{{key: {key or 'KEY'}, operator: Exists}}"
-    return f"Let {whose(pod)} tolerate it: `pod: {{spec: {{tolerations: [{toleration}]}}}}`."
-
-
-def _tainted(asker: _Asker) -> list[Object]:
-    return [node for node in asker.nodes or () if _untolerated(asker.pod, node)]
+    if not key:
+        return f"Add tolerations to `pod` of {spec_section(pod)}; `kubectl describe nodes` shows the taints."
+    toleration = f"{{key: {key}, operator: Exists}}"
+    return f"Add a toleration to {spec_section(pod)}: `pod: {{spec: {{tolerations: [{toleration}]}}}}`."
 
 
 def _untolerated(pod: Object, node: Object) -> list[Mapping[str, Any]]:
@@ -219,58 +190,48 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):
         return False
-    if toleration.get("operator") == "Exists":
-        return True
-    return bool(toleration.get("value", "") == taint.get("value", ""))
+    return toleration.get("operator") == "Exists" or bool(toleration.get("value", "") == taint.get("value", ""))
 
 
-# selectors, rules, volumes
+def _is_selected(pod: Object, node: Object) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in (pod["spec"].get("nodeSelector") or {}).items())
 
 
-def _selected(pod: Object, node: Object) -> bool:
-    has = node["metadata"].get("labels") or {}
-    return all(has.get(key) == value for key, value in (pod["spec"].get("nodeSelector") or {}).items())
+def _other(case: _Case) -> Iterable[_Reason]:
+    for count, text in case.parts:
+        if "didn't match Pod's node affinity/selector" in text:
+            yield _selector(case, count)
+        elif "affinity rules" in text or "topology spread" in text:
+            rule = "topology spread constraints" if "topology spread" in text else "affinity rules"
+            yield f"its {rule} exclude {_count(count)}", "Add nodes, use fewer workers, or relax the rule."
+        elif "free ports" in text:
+            yield f"its host port is in use ({_count(count)})", "Do not use hostPort, or add nodes."
+        elif "olume" in text:
+            yield _volume(case, text)
 
 
-def _other(asker: _Asker) -> Iterable[_Said]:
-    for count, words in asker.parts:
-        if "didn't match Pod's node affinity/selector" in words:
-            yield _selector(asker, count)
-        elif "affinity rules" in words or "topology spread" in words:
-            rule = "topology spread constraints" if "topology spread" in words else "affinity rules"
-            yield f"its {rule} exclude {_nodes(count)}", "Add nodes, use fewer workers, or loosen that rule."
-        elif "free ports" in words:
-            yield f"its host port is taken ({_nodes(count)})", "Do not use hostPort, or add nodes."
-        elif "olume" in words:
-            yield _volume(asker, words)
+def _selector(case: _Case, count: int) -> _Reason:
+    labels = [f"{key}={value}" for key, value in (case.pod["spec"].get("nodeSelector") or {}).items()]
+    if not labels:
+        return f"its node affinity excludes {_count(count)}", "Correct the affinity of the pod, or label a node."
+    if case.nodes and not any(_is_selected(case.pod, node) for node in case.nodes):
+        command = f"kubectl label node {name(case.nodes[0])} {' '.join(labels)}"
+        text = f"no node has the label {','.join(labels)}"
+        return text, f"Correct its nodeSelector, or label a node, for example `{command}`."
+    text = f"{_count(count)} without the label {','.join(labels)}"
+    return text, f"Correct its nodeSelector, or add the label {','.join(labels)} to a node."
 
 
-def _selector(asker: _Asker, count: int) -> _Said:
-    wanted = [f"{key}={value}" for key, value in (asker.pod["spec"].get("nodeSelector") or {}).items()]
-    if not wanted:
-        return f"its node affinity excludes {_nodes(count)}", "Correct the affinity of the pod, or label a node."
-    written = ",".join(wanted)
-    has_any = any(_selected(asker.pod, node) for node in asker.nodes or ())
-    reason = (
-        f"no node has the label {written}"
-        if asker.nodes and not has_any
-        else f"{_nodes(count)} without the label {written}"
-    )
-    return reason, f"Correct its nodeSelector, or label a node: `kubectl label node NODE {written.replace(',', ' ')}`."
-
-
-def _volume(asker: _Asker, words: str) -> _Said:
-    claim = _CLAIM.search(words)
-    names = [
-        volume["persistentVolumeClaim"]["claimName"]
-        for volume in asker.pod["spec"].get("volumes") or ()
-        if "persistentVolumeClaim" in volume
-    ]
-    if claim:
-        reason = f"PersistentVolumeClaim {claim[1]} does not exist in namespace {asker.namespace}"
+def _volume(case: _Case, text: str) -> _Reason:
+    missing = _CLAIM.search(text)
+    if missing:
+        reason = f"PersistentVolumeClaim {missing[1]} does not exist in namespace {case.namespace}"
         return reason, "Create it, or correct its name in the pod's volumes."
-    listed = " ".join(["PersistentVolumeClaim", ", ".join(names)]).strip()
-    hint = f"See why: `kubectl describe {' '.join(['pvc', *names])} -n {asker.namespace}`."
-    if "unbound" in words:
-        return f"no volume has been found for its {listed}", hint
-    return f"{words.removeprefix('node(s) ')} ({listed})", hint
+    volumes = case.pod["spec"].get("volumes") or ()
+    claims = [each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each]
+    listed = f"PersistentVolumeClaim {', '.join(claims)}".strip()
+    hint = f"Run `kubectl describe {' '.join(['pvc', *claims])} -n {case.namespace}`."
+    if "unbound" in text:
+        return f"its {listed} is not bound to a volume", hint
+    return f"{text.removeprefix('node(s) ')} ({listed})", hint

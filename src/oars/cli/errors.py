@@ -1,0 +1,104 @@
+"""Turn exceptions into messages on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import click
+
+from oars.base.errors import Interrupted, OarsError
+
+DENIED = 5
+INTERRUPTED = 130
+PIPE_CLOSED = 128 + signal.SIGPIPE
+MAX_DETAILS = 40
+RBAC_HINT = "Run `oars rbac` to print the permissions that Oars needs."
+
+
+def guard(work: Callable[[], int]) -> int:
+    """The exit code of `work`. Prints every exception, never a traceback."""
+    try:
+        return work()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        say(f"{label('error: ')}{error.format_message()}")
+        context = getattr(error, "ctx", None)
+        if context is not None:
+            say(f"Run `{context.command_path} --help`.")
+        return error.exit_code
+    except Interrupted as error:
+        print_error(error, prefix="")
+        return error.exit_code
+    except OarsError as error:
+        print_error(error)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader is gone (`oars ls | head -1`). Python would complain when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (KeyboardInterrupt, click.Abort):
+        say("Interrupted.")
+        return INTERRUPTED
+    except OSError as error:
+        return _system_error(error)
+    except Exception as error:  # noqa: BLE001 (nothing may end in a traceback)
+        return _unexpected(error)
+
+
+def print_error(error: OarsError, prefix: str = "error: ") -> None:
+    say(f"{label(prefix)}{error.message}")
+    hint = error.hint or (RBAC_HINT if error.exit_code == DENIED else "")
+    if hint:
+        say(hint)
+    for line in error.details[-MAX_DETAILS:]:
+        say(f"  {line}")
+
+
+def _system_error(error: OSError) -> int:
+    """Such as a full disk or an unreadable file."""
+    if not error.strerror:
+        return _unexpected(error)
+    _print_traceback(error)
+    path = f": {error.filename}" if error.filename else ""
+    say(f"{label('error: ')}{error.strerror}{path}.")
+    say("Run `oars doctor` to check the directories that Oars uses.")
+    return DENIED if error.errno in (errno.EPERM, errno.EACCES) else 1
+
+
+def _unexpected(error: Exception) -> int:
+    _print_traceback(error)
+    text = " ".join(str(error).split())[:200]
+    say(f"{label('error: ')}{type(error).__name__}: {text}")
+    say("This is a bug in Oars; please report it. Set OARS_DEBUG=1 to see the traceback.")
+    return 1
+
+
+def _print_traceback(error: Exception) -> None:
+    if os.environ.get("OARS_DEBUG"):
+        import traceback
+
+        say("".join(traceback.format_exception(error)).rstrip())
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, if that is still open."""
+    try:
+        click.echo(text, err=True, color=has_colour(sys.stderr))
+    except OSError:
+        return
+
+
+def label(text: str) -> str:
+    return click.style(text, fg="red", bold=True)
+
+
+def has_colour(stream: object) -> bool:
+    """True for a terminal, unless NO_COLOR or TERM=dumb is set."""
+    isatty = getattr(stream, "isatty", None)
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return bool(wanted and isatty and isatty())

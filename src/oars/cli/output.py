@@ -1,0 +1,116 @@
+"""Print data as an aligned table, JSON, YAML or bare names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import click
+
+from oars.cli.errors import has_colour
+
+T = TypeVar("T")
+FORMATS = ("table", "wide", "json", "yaml", "name")
+PHASES = {"Ready": "green", "Starting": "yellow", "Pending": "yellow", "Degraded": "yellow", "Failed": "red"}
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """One column of a table. wide: shown only with -o wide."""
+
+    title: str
+    value: Callable[[T], object]
+    wide: bool = False
+    paint: Callable[[str], str] = str
+
+
+def output_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """-o FORMAT, passed to the command as `output`."""
+    option = click.option(
+        "-o", "--output", type=click.Choice(FORMATS), default="table", metavar="FORMAT", help=f"{', '.join(FORMATS)}."
+    )
+    return option(function)
+
+
+def write(text: str) -> None:
+    """Print data on stdout."""
+    click.echo(text, color=has_colour(sys.stdout))
+
+
+def emit(output: str, data: Any, names: Sequence[str], table: Callable[[bool], str]) -> None:
+    """Print data in a format. `table` makes the text for people; its argument says whether it may be wide."""
+    if output == "json":
+        write(as_json(data))
+    elif output == "yaml":
+        write(as_yaml(data))
+    elif output == "name":
+        if names:
+            write("\n".join(names))
+    else:
+        text = table(output == "wide")
+        if text:
+            write(text)
+
+
+def as_json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def as_yaml(data: Any) -> str:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Writes multi-line strings as blocks."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    plain = json.loads(json.dumps(data))  # converts enumerations and tuples
+    return str(yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)).rstrip()
+
+
+def table(rows: Sequence[T], columns: Sequence[Column[T]], wide: bool) -> str:
+    """A header and a line per row. Unless it is wide, empty columns are omitted, and on a terminal the last column is
+    cut to fit."""
+    chosen = [
+        column for column in columns
+        if wide or (not column.wide and any(_plain(column.value(row)) != "-" for row in rows))
+    ]  # fmt: skip
+    cells = [[_plain(column.value(row)) for column in chosen] for row in rows]
+    lines = [[column.title for column in chosen], *cells]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(chosen))]
+    room = None if wide else _room(sum(widths[:-1]) + len(_GAP) * (len(chosen) - 1))
+    head = _line(lines[0], widths, [str for _ in chosen], room)
+    return "\n".join([head, *(_line(line, widths, [c.paint for c in chosen], room) for line in cells)])
+
+
+def phase(text: str) -> str:
+    """A phase with its colour, which write() removes unless stdout is a terminal."""
+    name = text.strip()
+    return click.style(text, fg=PHASES[name]) if name in PHASES else text
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], paints: Sequence[Callable[[str], str]], room: int | None) -> str:
+    fitted = [*cells[:-1], _cut(cells[-1], room)]
+    return _GAP.join(p(c.ljust(w)) for c, w, p in zip(fitted, widths, paints, strict=True)).rstrip()
+
+
+def _plain(value: object) -> str:
+    return " ".join(str(value).split()) or "-"
+
+
+def _room(used: int) -> int | None:
+    """The width left for the last column; None: unlimited."""
+    if not sys.stdout.isatty():
+        return None
+    return max(20, shutil.get_terminal_size().columns - used)
+
+
+def _cut(text: str, room: int | None) -> str:
+    return text if room is None or len(text) <= room else text[: room - 1] + "…"

@@ -1,0 +1,49 @@
+"""Suggestions for unknown keyword arguments, such as those of other cluster APIs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from oars.base.text import suggest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# What other tools call a parameter. Similar spellings need no entry.
+ALIASES = {
+    "workers": "n_workers num_workers nworkers worker_num n_worker min_workers n replicas count num_nodes size",
+    "cpu": "threads_per_worker num_cpus ncores cores nthreads n_cpu cpus worker_cpu worker_cores num_cores",
+    "memory": "memory_limit mem worker_memory worker_mem mem_bytes ram",
+    "name": "cluster_name cluster",
+    "packages": "pip pip_packages requirements dependencies extra_pip_packages",
+    "image": "container_image docker_image worker_image",
+    "place": "platform backend where target provider",
+    "namespace": "ns k8s_namespace",
+    "context": "kube_context kubernetes_context",
+    "kubeconfig": "kube_config config_file config",
+    "timeout": "wait_timeout start_timeout timeout_seconds startup_timeout",
+    "progress": "callback on_progress verbose",
+    "modules": "working_dir py_modules",
+    "tail": "tail_lines lines",
+}
+_PARAMETER_OF = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()}
+
+
+def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a method raise a TypeError that names the parameter which an unknown keyword most likely means."""
+    parameters = list(inspect.signature(function).parameters)
+    label = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in parameters:
+                alias = _PARAMETER_OF.get(name)
+                meant = f" Did you mean {alias!r}?" if alias in parameters else suggest(name, parameters[1:])
+                raise TypeError(f"{label}() got an unexpected keyword argument {name!r}.{meant}")
+        return function(*args, **kwargs)
+
+    return checked

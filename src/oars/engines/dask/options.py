@@ -1,0 +1,16 @@
+"""The `dask` block of a spec."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from oars.spec.cluster import Part
+
+
+class DaskOptions(Part):
+    """Options of Dask."""
+
+    protocol: Literal["tls", "tcp"] = Field(default="tls", description="tls: encrypted, one certificate per cluster.")
+    config: dict[str, Any] = Field(default_factory=dict, description="Dask configuration, as in dask.yaml.")

@@ -1,0 +1,95 @@
+"""The operator's metrics in Prometheus' text format, and the HTTP server for /metrics, /healthz and /readyz."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Callable
+
+BUCKETS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
+REQUEST_TIMEOUT = 5.0
+
+
+class Metrics:
+    """Counters of one process."""
+
+    def __init__(self, queue_depth: Callable[[], int]) -> None:
+        self.leading = False
+        self._queue_depth = queue_depth
+        self._passes = {"ok": 0, "error": 0}
+        self._buckets = dict.fromkeys(BUCKETS, 0)
+        self._seconds = 0.0
+        self._started = time.time()
+
+    def count(self, seconds: float, failed: bool) -> None:
+        self._passes["error" if failed else "ok"] += 1
+        self._seconds += seconds
+        for bucket in BUCKETS:
+            self._buckets[bucket] += seconds <= bucket
+
+    def text(self) -> str:
+        total = sum(self._passes.values())
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        with open("/proc/self/statm") as statm:
+            memory = int(statm.read().split()[1]) * resource.getpagesize()
+        rows = [
+            *_metric("oars_reconcile_total", "counter", "Reconciliation passes.", *(
+                (f'result="{result}"', count) for result, count in self._passes.items()
+            )),
+            "# HELP oars_reconcile_seconds Duration of a pass.",
+            "# TYPE oars_reconcile_seconds histogram",
+            *(f'oars_reconcile_seconds_bucket{{le="{edge}"}} {count}' for edge, count in self._buckets.items()),
+            f'oars_reconcile_seconds_bucket{{le="+Inf"}} {total}',
+            f"oars_reconcile_seconds_sum {self._seconds:.6f}",
+            f"oars_reconcile_seconds_count {total}",
+            *_metric("oars_queue_depth", "gauge", "Clusters that wait for a pass.", ("", self._queue_depth())),
+            *_metric("oars_leading", "gauge", "1 in the replica that leads.", ("", int(self.leading))),
+            *_metric("process_cpu_seconds_total", "counter", "CPU time used.",
+                     ("", round(usage.ru_utime + usage.ru_stime, 3))),
+            *_metric("process_resident_memory_bytes", "gauge", "Resident memory.", ("", memory)),
+            *_metric("process_start_time_seconds", "gauge", "Start time.", ("", round(self._started, 3))),
+        ]  # fmt: skip
+        return "\n".join(rows) + "\n"
+
+
+def _metric(name: str, kind: str, description: str, *values: tuple[str, float]) -> list[str]:
+    lines = [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in values]
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}", *lines]
+
+
+class MonitoringServer:
+    """Serves all paths on two ports, so that a network policy can restrict the metrics port alone."""
+
+    def __init__(self, metrics: Callable[[], str], is_ready: Callable[[], bool]) -> None:
+        self._metrics = metrics
+        self._is_ready = is_ready
+        self._servers: list[asyncio.Server] = []
+
+    async def start(self, metrics_port: int, health_port: int) -> None:
+        """Port 0 disables a port."""
+        for port in dict.fromkeys((metrics_port, health_port)):
+            if port:
+                self._servers.append(await asyncio.start_server(self._serve, "0.0.0.0", port))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                request = await reader.readuntil(b"\r\n")
+                status, body = self._respond(request.split()[1].decode())
+                head = f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}"
+                writer.write(f"{head}\r\n\r\n{body}".encode())
+                await writer.drain()
+        writer.close()
+
+    def _respond(self, path: str) -> tuple[str, str]:
+        if path == "/metrics":
+            return "200 OK", self._metrics()
+        if path == "/healthz" or (path == "/readyz" and self._is_ready()):
+            return "200 OK", "ok\n"
+        return ("503 Service Unavailable", "not ready\n") if path == "/readyz" else ("404 Not Found", "")
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()

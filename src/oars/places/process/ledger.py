@@ -1,0 +1,97 @@
+"""The ledger: records members before they are started, so that a later loop can adopt them or clean up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from oars.base import codec
+from oars.base.errors import OarsError
+from oars.model import LoopState, MemberId, Role
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member. pid None: it has not been started yet, or the start failed."""
+
+    id: MemberId
+    role: Role
+    group: str
+    incarnation: int = 0
+    head_epoch: int = 0
+    started_at: float = 0.0
+    ports: Mapping[str, int] = field(default_factory=dict)
+    pid: int | None = None
+    start: int = 0
+    boot: str = ""
+    exit_reason: str = ""
+    exit_code: int | None = None
+    exited_at: float = 0.0
+    # What is needed to stop it. It is stored here because the spec may have changed by then.
+    signal: str = "TERM"
+    grace: float = 10.0
+    litter: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All members of a cluster, and the loop's state."""
+
+    entries: Mapping[MemberId, Entry] = field(default_factory=dict)
+    state: LoopState = field(default_factory=LoopState)
+    incarnations: int = 0  # number of starts so far
+
+    def with_entries(self, entries: Iterable[Entry]) -> Ledger:
+        changed = {entry.id: entry for entry in entries}
+        newest = max((entry.incarnation for entry in changed.values()), default=0)
+        return replace(self, entries={**self.entries, **changed}, incarnations=max(self.incarnations, newest))
+
+    def without(self, members: Iterable[MemberId]) -> Ledger:
+        gone = set(members)
+        return replace(self, entries={m: e for m, e in self.entries.items() if m not in gone})
+
+
+def read_ledger(path: Path) -> Ledger:
+    """The ledger; empty if there is no file. Raises OarsError if it is damaged: its members must not be started
+    twice."""
+    try:
+        return codec.load(Ledger, json.loads(path.read_text()))
+    except FileNotFoundError:
+        return Ledger()
+    except ValueError as error:
+        message = f"The ledger {path} is damaged: {error}."
+        raise OarsError(message, f"Stop the cluster with `oars down {path.parent.name}` and start it again.") from error
+
+
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    write_json(path, codec.dump(ledger))
+
+
+def write_json(path: Path, data: object) -> None:
+    """Write the file atomically: readers see the old or the new content. Only the owner may read it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump(data, stream)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock. The kernel releases it when the process ends for any reason."""
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,260 @@
+"""The process place: members are processes of a machine, each leading its own session."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from oars.base.errors import OarsError
+from oars.base.log import get_logger, pairs
+from oars.model import (
+    HEAD,
+    Cause,
+    Death,
+    Desired,
+    Ensure,
+    Group,
+    LoopState,
+    Member,
+    MemberId,
+    MemberState,
+    Observed,
+    Process,
+    Remove,
+    Role,
+)
+from oars.places.process.ledger import Entry, Ledger, read_ledger, write_ledger
+from oars.places.process.machine import UNKNOWN_EXIT, Machine
+from oars.places.process.wire import Helpers, ProcessWire
+from oars.places.report import Report
+
+TAIL_LINES = 20
+
+log = get_logger(__name__)
+
+
+class Files(Protocol):
+    """Where the place stores its ledger and publishes its report."""
+
+    ledger_file: Path
+
+    def write_report(self, report: Report) -> None: ...
+
+    def claim_ports(self) -> AbstractContextManager[set[int]]:
+        """Hold the machine-wide lock on ports; yields the ports that clusters have claimed."""
+
+
+class ProcessPlace:
+    """One cluster's members on one machine. `wake` is called when a start has completed or failed."""
+
+    def __init__(self, files: Files, machine: Machine, wake: Callable[[], None]) -> None:
+        self._files = files
+        self._machine = machine
+        self._wake = wake
+        self._ledger = read_ledger(files.ledger_file)
+        self._starting: dict[MemberId, asyncio.Task[None]] = {}
+        self._abandoned: set[asyncio.Task[None]] = set()  # removed while they were being started
+        self._exits: dict[MemberId, Entry] = {}  # observed exits that are not recorded yet
+        self._swept = False
+        self._unwritten = False  # the ledger on disk is older than the one in memory
+        self._helpers = Helpers(self._start_helper)
+        self._head_process: Process | None = None
+        self.report: Report | None = None
+
+    # observe
+
+    async def observe(self, desired: Desired) -> Observed:
+        members, deaths = [], {}
+        for entry in self._ledger.entries.values():
+            member = self._member(entry)
+            members.append(member)
+            if member.state is MemberState.EXITED:
+                at = self._exits.get(entry.id, entry).exited_at
+                deaths[entry.id] = Death(member.incarnation, at, entry.started_at, member.reason, member.tail)
+        return Observed(tuple(members), self._ledger.state, deaths)
+
+    def _member(self, entry: Entry) -> Member:
+        state, reason, code = self._state(entry)
+        exited = state is MemberState.EXITED
+        return Member(
+            id=entry.id,
+            role=entry.role,
+            group=entry.group,
+            state=state,
+            incarnation=str(entry.incarnation),
+            head_epoch=entry.head_epoch,
+            started_at=entry.started_at,
+            pid=entry.pid if state is MemberState.RUNNING else None,
+            address=next((f"{self._machine.host}:{port}" for port in entry.ports.values()), ""),
+            reason=reason,
+            tail=self._machine.tail(entry.id, TAIL_LINES) if exited else (),
+            exit_code=code,
+        )
+
+    def _state(self, entry: Entry) -> tuple[MemberState, str, int | None]:
+        if entry.pid is not None and not entry.exit_reason and self._machine.is_running(entry):
+            return MemberState.RUNNING, "", None
+        if entry.id in self._starting:
+            return MemberState.WAITING, "the engine is being loaded", None
+        if not entry.exit_reason:
+            entry = self._ended(entry)
+        if not entry.exit_reason:
+            return MemberState.WAITING, "its process has ended; waiting for the exit status", None
+        return MemberState.EXITED, entry.exit_reason, entry.exit_code
+
+    def _ended(self, entry: Entry) -> Entry:
+        """The entry with its exit, if that is known by now. It is cached until it is recorded."""
+        known = self._exits.get(entry.id)
+        if known is not None and known.incarnation == entry.incarnation:
+            return known
+        end = self._machine.exit_of(entry) if entry.pid is not None else UNKNOWN_EXIT
+        if end is None:
+            return entry
+        ended = replace(entry, exit_reason=end.reason, exit_code=end.code, exited_at=time.time())
+        self._exits[entry.id] = ended
+        return ended
+
+    # ensure
+
+    async def ensure(self, desired: Desired, step: Ensure) -> None:
+        entries = self._ledger.entries
+        # A member whose exit has not been observed yet is not restarted here: its death would not be counted.
+        missing = [m for m in step.members if m not in entries or entries[m].exit_reason or m in self._exits]
+        if not missing:
+            return
+        before = [entries[name] for name in missing if name in entries]
+        if before:
+            await self._machine.sweep(before)
+        for entry in self._record_starts(step.group, missing, desired.head_epoch):
+            self._starting[entry.id] = asyncio.create_task(self._start(step.group, entry))
+
+    def _record_starts(self, group: Group, members: Sequence[MemberId], head_epoch: int) -> list[Entry]:
+        """Record the members, with their ports, before they are started."""
+        with self._files.claim_ports() as claimed:
+            entries: list[Entry] = []
+            for number, member in enumerate(members, self._ledger.incarnations + 1):
+                ports = self._ports(group, member, claimed)
+                claimed.update(ports.values())
+                entries.append(
+                    Entry(
+                        id=member,
+                        role=group.role,
+                        group=group.name,
+                        incarnation=number,
+                        head_epoch=head_epoch,
+                        started_at=time.time(),
+                        ports=ports,
+                        signal=group.process.stop.signal,
+                        grace=group.process.stop.grace,
+                        litter=group.process.litter,
+                    )
+                )
+            for member in members:
+                self._exits.pop(member, None)
+            self._write(self._ledger.with_entries(entries))
+        return entries
+
+    def _ports(self, group: Group, member: MemberId, claimed: set[int]) -> Mapping[str, int]:
+        """The member's ports. A restarted member keeps its ports. The head must, for clients know its address; a worker
+        gets new ones if another program took one of them."""
+        before = self._ledger.entries.get(member)
+        ports = before.ports if before else {}
+        taken = group.role is Role.WORKER and not self._machine.can_bind(ports.values())
+        wanted = [port.name for port in group.process.ports]
+        if not taken and set(ports) == set(wanted):
+            return ports
+        return dict(zip(wanted, self._machine.free_ports(len(wanted), claimed), strict=True))
+
+    async def _start(self, group: Group, entry: Entry) -> None:
+        """Start a member as a background task: the first start takes seconds, for it imports the engine."""
+        try:
+            entry = await self._machine.start(entry, group.process, self._values(entry, group.process))
+            log.info(pairs("started", member=entry.id, pid=entry.pid, incarnation=entry.incarnation))
+        except Exception as error:  # after any error the member must not appear to be starting
+            expected = isinstance(error, OarsError | OSError)
+            log.warning(pairs("start failed", member=entry.id, error=error), exc_info=not expected)
+            entry = replace(entry, exit_reason=f"could not be started ({error})", exited_at=time.time())
+        if self._starting.get(entry.id) is not asyncio.current_task():
+            await self._machine.sweep([entry])  # it was removed before its pid was known
+            return
+        del self._starting[entry.id]
+        self._ledger = self._ledger.with_entries([entry])
+        try:
+            write_ledger(self._files.ledger_file, self._ledger)
+        except OSError as error:  # e.g. a full disk; `record` retries
+            log.warning(pairs("ledger not written", member=entry.id, error=error))
+            self._unwritten = True
+        self._wake()
+
+    def _values(self, entry: Entry, process: Process) -> dict[str, str]:
+        """Values for the `$(…)` of templates."""
+        host, head = self._machine.host, self._ledger.entries.get(HEAD)
+        values = {"host": host, "head.host": host, "bind": host, "member": entry.id}
+        values["incarnation"] = str(entry.incarnation)
+        values |= {f"port.{name}": str(port) for name, port in entry.ports.items()}
+        values |= {f"head.{name}": str(port) for name, port in (head.ports if head else {}).items()}
+        return values | dict(self._machine.values(entry, process))
+
+    # remove
+
+    async def remove(self, desired: Desired, step: Remove) -> Sequence[Cause]:
+        entries = [self._ledger.entries[m] for m in step.members if m in self._ledger.entries]
+        await asyncio.gather(*(self._stop(entry, step.grace) for entry in entries))
+        for entry in entries:
+            self._exits.pop(entry.id, None)
+        if entries:
+            self._write(self._ledger.without(entry.id for entry in entries))
+        return ()
+
+    async def _stop(self, entry: Entry, grace: float | None) -> None:
+        starting = self._starting.pop(entry.id, None)
+        if starting is not None:
+            self._abandoned.add(starting)
+            starting.add_done_callback(self._abandoned.discard)
+        await self._machine.stop(entry, entry.grace if grace is None else grace)
+
+    async def collect(self, desired: Desired) -> None:
+        """Kill unrecorded processes, once: later passes record what they start."""
+        if not self._swept:
+            self._swept = True
+            await self._machine.sweep_unknown(list(self._ledger.entries.values()))
+
+    # wire, record
+
+    def wire(self, desired: Desired) -> ProcessWire:
+        host, entries = self._machine.host, self._ledger.entries
+        addresses = {m: {name: f"{host}:{port}" for name, port in e.ports.items()} for m, e in entries.items()}
+        incarnations = {m: str(e.incarnation) for m, e in entries.items()}
+        self._head_process = desired.shape.head.process
+        head = entries.get(HEAD)
+        values = self._values(head, self._head_process) if head else {}
+        return ProcessWire(addresses, incarnations, values, self._helpers)
+
+    async def _start_helper(self, script: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        head, process = self._ledger.entries[HEAD], self._head_process
+        assert process is not None  # `wire` sets it
+        return await self._machine.start_helper(script, head, process, self._values(head, process))
+
+    async def record(self, desired: Desired, state: LoopState, report: Report | None = None) -> None:
+        ledger = replace(self._ledger.with_entries(self._exits.values()), state=state)
+        self._exits.clear()
+        if ledger != self._ledger or self._unwritten:
+            self._write(ledger)
+        if report is not None and report != self.report:
+            self._files.write_report(report)
+            self.report = report
+
+    def _write(self, ledger: Ledger) -> None:
+        write_ledger(self._files.ledger_file, ledger)
+        self._ledger, self._unwritten = ledger, False
+
+    async def close(self) -> None:
+        self._helpers.close()
+        for task in (*self._starting.values(), *self._abandoned):
+            task.cancel()
+        await self._machine.close()

@@ -1,0 +1,378 @@
+"""Operations on clusters, wherever they run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oars.base.errors import NotFound, OarsError, SpecError, TimedOut, UsageError
+from oars.client.backend import (
+    Backend,
+    ClusterHandle,
+    Driver,
+    ExecSession,
+    Location,
+    Progress,
+    SupportsCopy,
+    SupportsExec,
+    SupportsForward,
+    ignore,
+)
+from oars.client.backends import backend_for, backends, find_cluster
+from oars.client.handles import wait_ready
+from oars.places.report import Report
+from oars.service import logs
+from oars.service.logs import LogLine, LogRequest, unsupported
+from oars.spec.status import Status
+
+if TYPE_CHECKING:
+    from oars.client.cluster import AsyncCluster
+    from oars.places.kube.render.changes import Change
+    from oars.spec.cluster import ClusterSpec
+
+FIND_SECONDS = 20.0  # for a backend to answer when a cluster is looked for
+LIST_SECONDS = 3.0  # for a backend to list its clusters
+LIST_REPORT_SECONDS = 5.0  # for one cluster in a list to report
+SHELL_STARTUP = Path(__file__).with_name("shell_startup.py")
+_READ_STDIN = "import sys; exec(compile(open(sys.argv.pop(1)).read(), 'oars shell', 'exec'))"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Clusters, and for each place that could not be listed the reason."""
+
+    statuses: Sequence[Status]
+    problems: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to run on this machine. needs_connection: it can reach the cluster only while the caller keeps the
+    context open in which it got the program."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    needs_connection: bool
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A command that runs in a member, or else a program for the caller to run."""
+
+    session: ExecSession | None = None
+    program: Program | None = None
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """secret_file: has the secret that the dashboard asks for, if it does. forwarded: the URL is valid, and the file is
+    in the head's pod, while the context is open; otherwise both are on this machine."""
+
+    url: str
+    secret_file: str
+    forwarded: bool
+    namespace: str
+
+
+class Service:
+    """All operations on the clusters of a location. Each call opens the connections that it needs and closes them."""
+
+    def __init__(self, environ: Mapping[str, str], location: Location | None = None) -> None:
+        self.environ = environ
+        self.location = location or Location()
+
+    # find and list
+
+    @asynccontextmanager
+    async def cluster(self, name: str, *, leftovers: bool = False) -> AsyncIterator[ClusterHandle]:
+        """The handle of a cluster. leftovers: also find what is left of a deleted one. Raises NotFound."""
+        try:
+            backend, handle = await find_cluster(name, self.location, self.environ, FIND_SECONDS, leftovers=leftovers)
+        except TimeoutError:
+            message = f"Kubernetes did not answer within {FIND_SECONDS:.0f} s."
+            hint = "Check that the API server responds: `kubectl get --raw /readyz`."
+            if self.location.place is None:
+                message = f"There is no cluster {name!r} on this machine, and {message}"
+                hint = f"{hint} Use `--place local` for local clusters only."
+            raise TimedOut(message, hint) from None
+        try:
+            yield handle
+        finally:
+            await backend.close()
+
+    async def get(self, name: str) -> Report:
+        """The status of a cluster and the causes of its problems."""
+        async with self.cluster(name) as handle:
+            return await handle.report()
+
+    async def watch(self, name: str) -> AsyncIterator[Report]:
+        """The report now and at every change, until the cluster is gone."""
+        async with self.cluster(name) as handle:
+            async for report in handle.watch():
+                yield report
+
+    async def list(self, *, all_namespaces: bool = False) -> Listing:
+        """The clusters of all backends. A backend that fails is a problem of the listing, unless it is the only one; a
+        cluster that does not report in time is listed with its last known status."""
+        chosen = tuple(backends(self.location, self.environ))
+        found = await asyncio.gather(*(_list_backend(each, all_namespaces) for each in chosen), return_exceptions=True)
+        statuses: list[Status] = []
+        problems: dict[str, str] = {}
+        for backend, result in zip(chosen, found, strict=True):
+            if not isinstance(result, BaseException):
+                statuses += result
+            elif isinstance(result, OarsError) and len(chosen) > 1:
+                problems[backend.place] = result.message
+            else:
+                raise result
+        return Listing(statuses, problems)
+
+    async def names(self) -> Sequence[str]:
+        """All clusters of the location's place; never those of Kubernetes unless the location names it, since they may
+        belong to others."""
+        backend = backend_for(self.location, self.environ)
+        try:
+            return [handle.name for handle in await backend.list()]
+        finally:
+            await backend.close()
+
+    # create and change
+
+    def new(
+        self,
+        name: str,
+        spec: ClusterSpec,
+        *,
+        timeout: float,
+        progress: Progress = ignore,
+        tied: bool = False,
+        modules: str | None = None,
+    ) -> AsyncCluster:
+        """A cluster that is not started yet."""
+        from oars.client.cluster import AsyncCluster
+
+        at = self.location
+        return AsyncCluster(
+            spec, name=name, timeout=timeout, progress=progress, tied=tied, modules=modules, place=at.place,
+            context=at.context, namespace=at.namespace, kubeconfig=at.kubeconfig, mode=at.mode,
+        )  # fmt: skip
+
+    async def create(
+        self,
+        name: str,
+        spec: ClusterSpec,
+        *,
+        timeout: float,  # noqa: ASYNC109 (building an environment does not count)
+        progress: Progress = ignore,
+        modules: str | None = None,
+    ) -> Status:
+        """Create a cluster that outlives this process, and wait until it is ready. If that fails, remove it again."""
+        cluster = self.new(name, spec, timeout=timeout, progress=progress, modules=modules)
+        await cluster.start()
+        try:
+            return await cluster.status()
+        except asyncio.CancelledError:
+            await cluster.stop()  # the caller does not learn that the cluster became ready
+            raise
+        finally:
+            await cluster.close()
+
+    async def diff(self, name: str, spec: ClusterSpec) -> Sequence[Change]:
+        """What apply() would change; empty if nothing."""
+        from oars.places.kube.render.changes import Change, Effect
+
+        try:
+            async with self._at(name, spec).cluster(name) as handle:
+                return await handle.diff(spec)
+        except NotFound:
+            groups = ", ".join(f"{group.name} {group.replicas}" for group in spec.workers)
+            return (Change(Effect.ADDED, f"Cluster {name!r} is new, with a head and workers: {groups}."),)
+
+    async def apply(
+        self,
+        name: str,
+        spec: ClusterSpec,
+        *,
+        timeout: float,  # noqa: ASYNC109 (the change stays when it ends)
+        force: bool = False,
+        progress: Progress = ignore,
+        on_changes: Callable[[Sequence[Change]], None] = lambda _: None,
+    ) -> Status | None:
+        """Change a cluster to this spec and wait until it matches. `on_changes` gets the diff first. None: there is no
+        such cluster, create() it. Raises SpecError if the cluster cannot be changed to this spec."""
+        try:
+            async with self._at(name, spec).cluster(name) as handle:
+                changes = await handle.diff(spec)
+                _check_allowed(name, changes)
+                if changes:
+                    on_changes(changes)
+                    await handle.apply(spec, force=force)
+                return await wait_ready(handle, None, timeout, progress)
+        except NotFound:
+            return None
+
+    def _at(self, name: str, spec: ClusterSpec) -> Service:
+        """Where the cluster of this spec is. A spec that says local may just be the default."""
+        namespace = spec.namespace_for(name, self.location.namespace)
+        is_remote = spec.place == "kubernetes" or bool(namespace)
+        place = self.location.place or ("kubernetes" if is_remote else None)
+        return Service(self.environ, replace(self.location, place=place, namespace=namespace))
+
+    async def scale(
+        self,
+        name: str,
+        workers: int,
+        *,
+        timeout: float | None,  # noqa: ASYNC109 (the change stays when it ends)
+        group: str | None = None,
+        force: bool = False,
+        progress: Progress = ignore,
+    ) -> Status:
+        """Set the number of workers and wait until they are ready; timeout None: do not wait."""
+        async with self.cluster(name) as handle:
+            await handle.report()  # starts the keeper if it died, and fails early
+            progress(f"{name}: scaling to {workers} workers")
+            await handle.scale(workers, group, force=force)
+            if timeout is None:
+                return (await handle.report()).status
+            return await wait_ready(handle, None, timeout, progress)
+
+    async def stop(self, names: Sequence[str], timeout: float) -> Mapping[str, OarsError | None]:  # noqa: ASYNC109 (they stop nevertheless)
+        """Stop clusters concurrently and remove everything that belongs to them. The error of each; None: stopped."""
+
+        async def stop_one(name: str) -> OarsError | None:
+            try:
+                async with self.cluster(name, leftovers=True) as handle:
+                    if await handle.stop(timeout):
+                        return None
+            except OarsError as error:
+                return error
+            hint = f"It continues to stop; run `oars why {name}`."
+            return TimedOut(f"Cluster {name!r} did not stop within {timeout:.0f} s.", hint)
+
+        wanted = list(dict.fromkeys(names))
+        return dict(zip(wanted, await asyncio.gather(*map(stop_one, wanted)), strict=True))
+
+    # logs, programs, files
+
+    async def log_members(self, name: str, request: LogRequest) -> Sequence[str]:
+        """The members whose logs the request is for."""
+        async with self.cluster(name) as handle:
+            return await logs.members(handle, request)
+
+    async def logs(self, name: str, request: LogRequest, on_trouble: Progress = ignore) -> AsyncIterator[LogLine]:
+        """Lines of one member's log or of all. `on_trouble` is called with what cannot be read."""
+        async with self.cluster(name) as handle:
+            async for line in logs.read(handle, request, on_trouble):
+                yield line
+
+    @asynccontextmanager
+    async def exec(  # noqa: PLR0913 (all but two are keywords)
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        local: bool = False,
+        member: str | None = None,
+        container: str | None = None,
+        interactive: bool = False,
+        tty: bool = False,
+    ) -> AsyncIterator[Execution]:
+        """Run a command that can connect to the cluster: in a member if the cluster supports it, else (or if `local`)
+        on this machine. Without a command: Python with the client connected, `interactive` or reading from stdin."""
+        if local and (member or container):
+            option = "--member" if member else "--container"
+            raise UsageError(f"--local and {option} contradict each other.", f"Omit --local or {option}.")
+        async with self.cluster(name) as handle:
+            if isinstance(handle, SupportsExec) and not local:
+                yield Execution(await handle.exec(command, member or "head", container, tty=tty))
+                return
+            if member or container:
+                raise unsupported(handle, "there are no containers to run in", "Omit --member and --container.")
+            await handle.report()  # starts the keeper if it died, and fails early
+            await handle.open()
+            needs_connection = isinstance(handle, SupportsForward)
+            yield Execution(program=_program(handle.driver(), command, interactive, needs_connection))
+
+    async def copy_to(
+        self, name: str, source: Path, target: str, *, member: str = "head", container: str | None = None
+    ) -> None:
+        """Copy a file or directory of this machine into a member."""
+        async with self.cluster(name) as handle:
+            await _copying(handle).copy_to(source, target, member, container)
+
+    async def copy_from(
+        self, name: str, source: str, target: Path, *, member: str = "head", container: str | None = None
+    ) -> None:
+        """Copy a file or directory of a member to this machine."""
+        async with self.cluster(name) as handle:
+            await _copying(handle).copy_from(source, target, member, container)
+
+    @asynccontextmanager
+    async def forward_dashboard(self, name: str, port: int | None = None) -> AsyncIterator[Dashboard]:
+        """The engine's dashboard, on a local port if it has to be forwarded."""
+        async with self.cluster(name) as handle:
+            if isinstance(handle, SupportsForward):
+                secret = await handle.dashboard_secret()
+                async with handle.forward_dashboard(port or 0) as url:
+                    yield Dashboard(url, secret, True, handle.namespace)
+                return
+            if port is not None:
+                raise unsupported(handle, "its dashboard is not forwarded", "Omit --port.")
+            await handle.report()  # starts the keeper if it died, and fails early
+            access = handle.access()
+            if not access.dashboard:
+                raise NotFound(f"The engine of cluster {name!r} has no dashboard.")
+            yield Dashboard(access.dashboard, access.dashboard_secret, False, "")
+
+
+async def _list_backend(backend: Backend, all_namespaces: bool) -> Sequence[Status]:
+    try:
+        await backend.login()
+        async with asyncio.timeout(LIST_SECONDS):
+            handles = await backend.list(all_namespaces=all_namespaces)
+        found = await asyncio.gather(*map(_list_status, handles))
+        return [status for status in found if status is not None]
+    except TimeoutError:
+        raise TimedOut(f"{backend.place.capitalize()} did not answer within {LIST_SECONDS:.0f} s.") from None
+    finally:
+        await backend.close()
+
+
+async def _list_status(handle: ClusterHandle) -> Status | None:
+    """None: the cluster is gone by now."""
+    try:
+        return (await handle.report(LIST_REPORT_SECONDS)).status
+    except NotFound:
+        return None
+    except OarsError as error:
+        return handle.fallback_status(error.message)
+
+
+def _check_allowed(name: str, changes: Sequence[Change]) -> None:
+    from oars.places.kube.render.changes import Effect
+
+    refused = [change for change in changes if change.effect is Effect.REFUSED]
+    if refused:
+        hint = f"Remove the cluster with `oars down {name}` and create it again, or choose another name."
+        raise SpecError(refused[0].message, hint, tuple(line for change in refused for line in change.lines))
+
+
+def _program(driver: Driver, command: Sequence[str], interactive: bool, needs_connection: bool) -> Program:
+    """Without a command: Python. It offers completion and history only if it starts without a script, so the script
+    that connects the client runs as PYTHONSTARTUP."""
+    if command:
+        return Program(tuple(command), driver.env, needs_connection)
+    env = {**driver.env, "OARS_SHELL_STARTUP": driver.env.get("PYTHONSTARTUP", ""), "PYTHONSTARTUP": str(SHELL_STARTUP)}
+    argv = (driver.python, "-q") if interactive else (driver.python, "-c", _READ_STDIN, str(SHELL_STARTUP))
+    return Program(argv, env, needs_connection)
+
+
+def _copying(handle: ClusterHandle) -> SupportsCopy:
+    if not isinstance(handle, SupportsCopy):
+        raise unsupported(handle, "there are no containers to copy from", "Use `cp`.")
+    return handle

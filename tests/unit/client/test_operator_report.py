@@ -1,0 +1,84 @@
+"""The report that a client derives from the status that the operator wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from oars.client.operator_client import report_of
+from oars.model import Cause, LoopState, MemberId, Retiring
+from oars.places.kube.state import status_codec
+from oars.places.report import Report
+from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
+from tests.unit.places.test_kube_observe import pod
+
+CRASH = Cause("CrashLoop", "The head died again and again.", "Read its log: `oars logs demo head`.", ("Traceback", "x"))
+WORSE = Cause("Unschedulable", "Worker pod w found no node.", "Add a node.")
+STATUS = Status(
+    "demo", "dask", "kubernetes", Phase.DEGRADED, CRASH.reason, CRASH.message, groups=(GroupStatus("default", 3, 1),)
+)
+
+
+def resource(status: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": "demo", "namespace": "lab"}, "spec": {"engine": "dask"}, "status": status}
+
+
+def written(status: Status, *causes: Cause) -> dict[str, Any]:
+    return status_codec.cr_status(replace(status, generation=1), causes, {}, "now")
+
+
+def test_causes_keep_hints_and_lines() -> None:
+    report = report_of(resource(written(STATUS, CRASH, WORSE)), [])
+    assert report.causes == (CRASH, WORSE)
+    assert report.status.message == CRASH.message, "the hint is part of the cause"
+
+
+def test_current_phase_comes_before_other_causes() -> None:
+    course = Cause("Loading", "Starting head: loading.")
+    status = replace(STATUS, reason=course.reason, message=course.message)
+    assert report_of(resource(written(status, WORSE)), []).causes == (course, WORSE)
+
+
+def test_status_without_causes_yields_one_cause() -> None:
+    status = written(STATUS, CRASH)
+    del status["causes"]
+    (cause,) = report_of(resource(status), []).causes
+    assert (cause.reason, cause.message) == (CRASH.reason, f"{CRASH.message} {CRASH.hint}")
+
+
+def test_ready_cluster_has_no_causes() -> None:
+    ready = replace(STATUS, phase=Phase.READY, reason="", message="")
+    assert report_of(resource(written(ready)), []).causes == ()
+    assert report_of(resource({"phase": "Pending"}), []).status.message == "The operator has not processed it yet."
+
+
+def test_draining_is_reported_once() -> None:
+    notes = LoopState(retiring={MemberId("w"): Retiring(since=0.0, waits_for="a result")})
+    leaving = Cause("Draining", "w is kept until it is safe to remove: a result.", "It goes.")
+    status = replace(STATUS, phase=Phase.READY, reason="Draining", message=leaving.message)
+    told = {**written(status, leaving), **status_codec.dump_state(notes)}
+    assert [cause.reason for cause in report_of(resource(told), []).causes] == ["Draining"]
+
+
+def test_members_have_the_phases_of_the_loop() -> None:
+    """The operator's client has no loop: it derives the phases with the same functions."""
+    died = {"terminated": {"exitCode": 3, "finishedAt": datetime.now(UTC).isoformat()}}
+    crashing = pod("w", state={"waiting": {"reason": "CrashLoopBackOff"}}, ready=False, container={
+        "restartCount": 5, "lastState": died,
+    })  # fmt: skip
+    told = {**written(replace(STATUS, members=(), groups=(GroupStatus("default", 2, 1),))), "headReady": True}
+    pods = [pod("h", "head"), pod("ok"), crashing]
+    phases = {member.id: member.phase for member in report_of(resource(told), pods).status.members}
+    assert phases == {"head": Phase.READY, "ok": Phase.READY, "w": Phase.FAILED}
+
+
+def test_partly_ready_group_is_read_back() -> None:
+    members = (
+        MemberStatus("a", "worker", "default", Phase.READY),
+        MemberStatus("b", "worker", "default", Phase.STARTING),
+    )
+    status = replace(STATUS, groups=(GroupStatus("default", 2, 1),), members=members)
+    told = status_codec.COMPUTE_CLUSTER_STATUS.dump_report(Report(status), {}, "now")
+    assert told["groups"] == [{"name": "default", "wanted": 2, "ready": 1, "unready": ["b"]}]
+    assert report_of(resource(told), []).status.groups == status.groups

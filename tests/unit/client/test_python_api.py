@@ -1,0 +1,113 @@
+"""Cluster and AsyncCluster: signatures that tools can read, suggestions for unknown keywords, and one location."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oars import AsyncCluster, Cluster
+from oars.base.errors import UsageError
+from oars.client.keywords import ALIASES
+from oars.spec.cluster import ClusterSpec
+
+LOCATION = ["place", "namespace", "context", "kubeconfig", "mode"]
+SPEC = ["workers", "cpu", "memory", "name", "packages", "image"]
+CREATE = [*SPEC, *LOCATION, "timeout", "progress", "tied", "modules"]
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+@pytest.mark.parametrize("cluster", [Cluster, AsyncCluster])
+def test_signatures_list_all_parameters(cluster: type[Cluster] | type[AsyncCluster]) -> None:
+    assert parameters(cluster) == ["engine", *CREATE]
+    assert parameters(cluster.from_file) == ["path", "sets", *CREATE]
+    assert parameters(cluster.attach) == ["name", *LOCATION, "progress"]
+    assert parameters(cluster.scale) == ["workers", "group", "force"]
+    assert parameters(cluster.wait) == ["workers", "timeout"]
+
+
+def test_both_classes_have_the_same_methods() -> None:
+    for name, member in inspect.getmembers(AsyncCluster):
+        if name.startswith("_") or name in ("start", "follow_logs"):
+            continue
+        if inspect.isfunction(member):
+            assert set(parameters(member)) <= set(parameters(getattr(Cluster, name))), name
+
+
+@pytest.mark.parametrize("cluster", [Cluster, AsyncCluster])
+def test_every_public_member_has_a_docstring(cluster: type[Any]) -> None:
+    public = {name: member for name, member in inspect.getmembers(cluster) if not name.startswith("_")}
+    assert [
+        name for name, member in {**public, "__init__": cluster.__init__}.items() if not inspect.getdoc(member)
+    ] == []
+    documented = inspect.getdoc(cluster.__init__) or ""
+    assert [name for name in parameters(cluster) if name not in documented] == []
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [
+        ("n_workers", "workers"), ("num_workers", "workers"), ("nworkers", "workers"), ("worker_num", "workers"),
+        ("threads_per_worker", "cpu"), ("num_cpus", "cpu"), ("ncores", "cpu"), ("memory_limit", "memory"),
+        ("mem", "memory"), ("cluster_name", "name"), ("wokers", "workers"), ("Namespace", "namespace"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("cluster", [Cluster, AsyncCluster])
+def test_unknown_keyword_gets_a_suggestion(cluster: type[Any], keyword: str, meant: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        cluster("toy", **{keyword: 3})
+    expected = f"{cluster.__name__}() got an unexpected keyword argument {keyword!r}. Did you mean {meant!r}?"
+    assert str(raised.value) == expected
+
+
+def test_suggestions_fit_the_method() -> None:
+    with pytest.raises(TypeError, match=r"^Cluster.attach\(\) got an unexpected keyword argument 'n_workers'.$"):
+        Cluster.attach("demo", n_workers=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'ns'\. Did you mean 'namespace'"):
+        Cluster.from_file("x.yaml", ns="team")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"AsyncCluster.scale\(\) .* 'n'. Did you mean 'workers'"):
+        AsyncCluster("toy").scale(n=3)  # type: ignore[call-arg, unused-coroutine]
+
+
+def test_aliases_name_real_parameters() -> None:
+    assert set(ALIASES) <= {*CREATE, "tail"}
+    assert not {alias for aliases in ALIASES.values() for alias in aliases.split()} & {*CREATE, "engine"}
+
+
+def test_location_of_a_new_cluster(tmp_path: Path) -> None:
+    assert AsyncCluster("dask").place == "local"
+    assert AsyncCluster("dask", namespace="team").place == "kubernetes"
+    assert AsyncCluster(ClusterSpec(engine="dask", place="kubernetes"), workers=2).place == "kubernetes"
+    path = tmp_path / "cluster.yaml"
+    path.write_text("apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nspec: {engine: dask}\n")
+    cluster = AsyncCluster.from_file(
+        path, place="kubernetes", namespace="team", context="c", kubeconfig="k", mode="direct"
+    )
+    assert (cluster.place, cluster.engine) == ("kubernetes", "dask")
+    with pytest.raises(UsageError, match="mode= applies to Kubernetes only, but place= is 'local'"):
+        AsyncCluster("dask", place="local", mode="operator")
+
+
+def test_cluster_that_is_not_started_has_no_address() -> None:
+    cluster = AsyncCluster("dask", name="demo")
+    assert "demo: dask on local, Stopped" in repr(cluster)
+    with pytest.raises(UsageError, match="Cluster 'demo' is not started"):
+        _ = cluster.address
+
+
+def documented_calls() -> None:
+    """Never called: mypy checks that the documented calls have the right types."""
+    Cluster("dask", workers=3, cpu=1, memory="1Gi", name="demo", packages=["pandas"], timeout=60, tied=False)
+    Cluster("dask", place="kubernetes", namespace="team", context="c", kubeconfig="k", mode="operator", image="i")
+    attached: Cluster = Cluster.attach("demo", place="kubernetes", namespace="team", mode="direct")
+    described: Cluster = Cluster.from_file("cluster.yaml", sets=["head.cpu=2"], context="c", workers=4)
+    attached.scale(3, group="a", force=True)
+    text: str = described.logs("head", tail=5)
+    for line in described.logs("head", follow=True):
+        text += line

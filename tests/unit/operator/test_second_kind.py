@@ -1,0 +1,134 @@
+"""The operator serves a second kind of resource beside ComputeCluster, with its own spec, key, owner and status: it is
+one row in the operator's table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from oars import engines
+from oars.kube.client import Client
+from oars.kube.errors import ApiError
+from oars.kube.informer import OnChange
+from oars.kube.kinds import Kind, Object
+from oars.kube.target import Target
+from oars.model import Cause, Desired, LoopState
+from oars.operator.index import Watches
+from oars.operator.reconciler import ClusterReconciler
+from oars.operator.resources import COMPUTE_CLUSTERS, Key, ResourceKind
+from oars.places.kube import names
+from oars.places.kube.render.defaults import DEFAULTS
+from oars.places.report import Report
+from oars.plan.desired import build
+from oars.spec import load
+from oars.spec.status import Phase
+
+TOYS = Kind("example.org", "v1", "toyclusters", "ToyCluster")
+TOY = Key("ToyCluster", "team", "demo")
+OURS = Key("ComputeCluster", "team", "demo")
+AT = ("team", "demo")
+
+
+class ToyStatus:
+    """Another project's status: a state in its own words, and where the loop state is stored."""
+
+    def load_state(self, status: Mapping[str, Any]) -> LoopState:
+        return LoopState(head_epoch=status.get("epoch", 0))
+
+    def dump_state(self, state: LoopState) -> Object:
+        return {"epoch": state.head_epoch}
+
+    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
+        status = report.status
+        shown = {"state": status.phase.value.lower(), "desiredSize": status.wanted}
+        return {**shown, "phase": status.phase.value, "reason": "Toy"}  # the root decides by these two when to write
+
+    def dump_failure(
+        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
+    ) -> Object:
+        return {"state": "invalid", "why": cause.message}
+
+
+def to_desired(resource: Object) -> Desired:
+    spec = load.build({"engine": "ray", "workers": resource["spec"]["size"], "place": "kubernetes"}).spec
+    return build(resource["metadata"]["name"], spec, engines.get("ray"), DEFAULTS, namespace="team")
+
+
+KINDS = (COMPUTE_CLUSTERS, ResourceKind(TOYS, to_desired, ToyStatus()))
+
+
+class Api:
+    """Records writes."""
+
+    def __init__(self) -> None:
+        self.applied: list[Object] = []
+        self.statuses: list[tuple[str, Object]] = []
+
+    async def apply(self, obj: Object) -> Object:
+        self.applied.append(obj)
+        assigned = {"uid": obj["metadata"]["name"], "resourceVersion": "2", "generation": 1}
+        return {**obj, "metadata": {**obj["metadata"], **assigned}}
+
+    async def create(self, obj: Object) -> Object:
+        return obj if obj["kind"] == "Event" else await self.apply(obj)
+
+    async def patch(self, kind: Kind, name: str, namespace: str, body: Object, *, subresource: str) -> Object:
+        assert subresource == "status", "the operator never writes a spec"
+        self.statuses.append((kind.kind, body["status"]))
+        return {}
+
+    async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+        raise ApiError(404, {"reason": "NotFound"})
+
+    async def list(self, *_: Any, **__: Any) -> Any:
+        raise ApiError(403, {"reason": "Forbidden"})
+
+
+def on_change(watches: Watches, plural: str) -> OnChange:
+    return next(informer for informer in watches if informer._kind.plural == plural)._on_change
+
+
+def watching(*resources: Key) -> tuple[Watches, list[Key]]:
+    """Watches that know these resources, and the keys that they wake."""
+    woken: list[Key] = []
+    watches = Watches(Client(Target("https://localhost")), (), KINDS, lambda key, due: woken.append(key))
+    plurals = {each.kind.kind: each.kind.plural for each in KINDS}
+    for key in resources:
+        metadata = {"name": key.name, "namespace": key.namespace, "uid": f"uid of {key}", "generation": 1}
+        on_change(watches, plurals[key.kind])(AT, None, {"metadata": metadata, "spec": {"size": 2}})
+    return watches, woken
+
+
+def reconcile(watches: Watches, key: Key) -> Api:
+    api = Api()
+    asyncio.run(ClusterReconciler(cast(Client, api), watches, KINDS, in_cluster=True).reconcile(key))
+    return api
+
+
+def test_resource_of_a_second_kind_becomes_a_cluster_that_it_owns() -> None:
+    watches, woken = watching(TOY)
+    assert woken == [TOY]
+    api = reconcile(watches, TOY)
+    assert "demo-head" in {obj["metadata"]["name"] for obj in api.applied if obj["kind"] == "Deployment"}
+    owners = [obj["metadata"]["ownerReferences"] for obj in api.applied]
+    assert all((owner["kind"], owner["uid"]) == ("ToyCluster", f"uid of {TOY}") for (owner,) in owners)
+    ((kind, status),) = api.statuses
+    assert (kind, status["state"], status["desiredSize"], status["epoch"]) == ("ToyCluster", "pending", 2, 0)
+
+
+def test_invalid_spec_of_a_second_kind_is_shown_in_its_status() -> None:
+    watches, _ = watching(TOY)
+    watches.resources[TOY]["spec"]["size"] = "many"
+    ((kind, status),) = reconcile(watches, TOY).statuses
+    assert (kind, status["state"]) == ("ToyCluster", "invalid") and status["why"]
+
+
+def test_objects_of_one_kind_are_not_those_of_another_with_the_same_name() -> None:
+    watches, _ = watching(TOY, OURS)
+    owner = {"kind": "ToyCluster", "name": "demo", "uid": "any"}
+    metadata = {"name": "demo-head", "namespace": "team", "labels": {names.CLUSTER: "demo"}, "generation": 1}
+    deployment = {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {}, "status": {}}
+    on_change(watches, "deployments")(AT, None, deployment)
+    assert watches.cluster(TOY).deployments() == [deployment]
+    assert watches.cluster(OURS).deployments() == []

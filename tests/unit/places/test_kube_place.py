@@ -1,0 +1,273 @@
+"""Each verb of the Kubernetes place does what its name says and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from oars.kube.errors import ApiError
+from oars.model import HEAD, Ensure, LoopState, MemberId, MemberView, Remove, Retiring, View
+from oars.places.base import PlaceError
+from oars.places.kube.state import status_codec
+from oars.plan.decide import decide
+from oars.plan.desired import with_replicas
+from tests.unit.places.clusters import cluster
+from tests.unit.places.world import World
+
+LISTED = MemberView(ready=True)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def listing(*workers: str) -> View:
+    return View(up=True, members={MemberId(worker): LISTED for worker in workers})
+
+
+# observe, record
+
+
+def test_observe_writes_nothing(world: World) -> None:
+    world.set_ready("b", False)  # so that it looks for causes
+    for desired in (world.desired, cluster(workers=5), cluster(image="i:2"), replace(world.desired, running=False)):
+        world.desired = desired
+        assert len(world.observe().members) == 4
+    assert world.writes == []
+
+
+def test_observe_of_an_empty_namespace_writes_nothing() -> None:
+    world = World(workers=())
+    observed = world.observe()
+    assert (observed.members, observed.state, world.writes) == ((), LoopState(), [])
+
+
+def test_record_writes_to_the_root_alone() -> None:
+    world = World(workers=())
+    world.record("a")
+    assert world.writes == ["save"]
+
+
+# ensure
+
+
+def test_ensure_writes_only_what_differs(world: World) -> None:
+    world.ensure_head()
+    world.ensure("a", "b", "c")
+    assert world.writes == []
+    world.ensure("a", "b", "c", "d")
+    assert world.writes == ["apply Deployment/demo-worker"]
+
+
+def test_another_process_applies_nothing_again(world: World) -> None:
+    world.reopen()
+    world.ensure_head()
+    world.ensure("a", "b", "c")
+    assert world.writes == []
+
+
+def test_ensure_collects_no_garbage(world: World) -> None:
+    world.remove("c")
+    world.deployment["status"] = {"observedGeneration": 1, "replicas": 2}
+    del world.of_name["b"]  # the ReplicaSet took another one
+    world.writes.clear()
+    world.ensure_head()
+    assert world.writes == []
+    world.collect()
+    assert world.writes == ["delete Pod/c"]
+
+
+def test_a_settled_cluster_gets_its_disruption_budget_once(world: World) -> None:
+    world.ensure_head()
+    assert world.writes == []
+    for _ in range(3):
+        world.ensure_head(settled=True)
+    world.reopen()
+    world.ensure_head(settled=True)
+    assert world.writes == ["apply PodDisruptionBudget/demo-head"]
+
+
+def test_a_deleted_disruption_budget_is_applied_again(world: World) -> None:
+    world.ensure_head(settled=True)
+    world.kinds["PodDisruptionBudget"] = False
+    world.ensure_head(settled=True)
+    assert len(world.writes) == 1, "the watch may lag"
+    world.now += 60
+    world.ensure_head(settled=True)
+    assert world.writes == ["apply PodDisruptionBudget/demo-head"] * 2
+
+
+@pytest.mark.parametrize("verb", ["ensure_head", "ensure", "remove", "collect"])
+def test_a_refusal_is_raised_with_its_cause(world: World, verb: str) -> None:
+    if verb == "collect":
+        world.remove("c")
+        world.deployment["status"] = {"observedGeneration": 1, "replicas": 2}
+        del world.of_name["b"]
+    world.desired = cluster(workers=2, image="i:2") if verb == "ensure_head" else world.desired
+    world.refusal = ApiError(403, {"message": "forbidden by policy"})
+    steps = {
+        "ensure_head": world.ensure_head,
+        "ensure": lambda: world.ensure("a", "b", "c", "d"),
+        "remove": lambda: world.remove("c"),
+        "collect": world.collect,
+    }
+    with pytest.raises(PlaceError) as refused:
+        steps[verb]()
+    assert "forbidden by policy" in refused.value.cause.message
+
+
+# remove
+
+
+def test_the_head_can_be_removed(world: World) -> None:
+    world.remove(HEAD)
+    assert world.writes == ["save", "delete Deployment/demo-head"]
+    assert world.replicas == 3
+
+
+def test_a_stopped_cluster_is_removed_whole(world: World) -> None:
+    world.desired = replace(world.desired, running=False)
+    assert world.remove(HEAD, "a", "b", "c") == []
+    assert set(world.writes) == {"save", "delete Deployment/demo-head", "delete Deployment/demo-worker"}
+    world.remove(HEAD, "a", "b", "c")
+    assert world.running == {}
+
+
+def test_deployments_without_pods_of_a_stopped_cluster_are_collected(world: World) -> None:
+    world.of_name.clear()  # none was admitted
+    world.collect()
+    assert world.writes == []
+    world.desired = replace(world.desired, running=False)
+    world.collect()
+    assert set(world.writes) == {"delete Deployment/demo-head", "delete Deployment/demo-worker"}
+
+
+def test_removing_who_is_gone_changes_nothing(world: World) -> None:
+    world.remove("x")
+    assert world.writes == ["save"]
+
+
+def test_workers_of_a_lost_head_are_left_to_their_deployment() -> None:
+    world = World(epoch=0)
+    world.desired = replace(world.desired, head_epoch=1)
+    world.remove("a", "b", "c", grace=0.0)
+    assert world.writes == ["save"]
+
+
+def test_workers_of_a_lost_head_and_an_older_revision_go_with_their_deployment() -> None:
+    world = World()
+    world.desired = replace(cluster(workers=2, image="i:2"), head_epoch=1)
+    world.remove("a", "b", "c", grace=0.0)
+    assert world.writes == ["save", "delete Deployment/demo-worker"]
+
+
+def test_a_worker_of_the_present_head_can_be_removed_without_grace(world: World) -> None:
+    world.remove("c", grace=0.0)
+    assert (world.replicas, world.leaving) == (2, ["c"])
+
+
+def test_an_older_revision_loses_the_named_pods_only() -> None:
+    world = World()
+    world.desired = cluster(workers=2, image="i:2")
+    world.remove("c")
+    assert (world.replicas, world.leaving) == (2, ["c"])
+    world.collect()
+    assert "demo-worker" in world.running, "a and b have not been drained"
+    world.remove("a", "b")
+    world.of_name = {name: pod for name, pod in world.of_name.items() if name == "h"}
+    world.collect()
+    assert "demo-worker" not in world.running
+
+
+# the head epoch
+
+
+def test_workers_are_started_for_the_epoch_of_the_desired_state(world: World) -> None:
+    world.desired = replace(world.desired, head_epoch=4)
+    world.ensure("a", "b", "c")
+    assert world.epoch == 4
+    assert world.observe().state.head_epoch == 4
+
+
+def test_a_lost_status_does_not_lose_the_epoch() -> None:
+    """Workers that are fine would be taken for those of an earlier head."""
+    world = World(epoch=3)
+    world.state = LoopState()
+    world.reopen()
+    observed = world.observe()
+    assert observed.state.head_epoch == 3
+    decision = decide(world.desired, observed, listing("a", "b", "c"), world.now)
+    assert (decision.state.head, decision.state.head_epoch) == ("uid-h:0", 3)
+    assert not any(isinstance(step, Remove) for step in decision.steps)
+
+
+def test_a_status_that_is_lost_during_a_drain_loses_no_data() -> None:
+    """The engine no longer lists the drained worker, so it is chosen again, drained again and then removed."""
+    world = World()
+    world.state = LoopState()  # it said that a is drained
+    world.reopen()
+    decision = decide(world.desired, world.observe(), listing("b", "c"), world.now)
+    assert decision.state.retiring == {MemberId("a"): Retiring(world.now)}
+    asyncio.run(world.place.record(world.desired, decision.state))
+    for step in decision.steps:
+        assert not isinstance(step, Remove), "nothing is removed that has not been drained"
+        if isinstance(step, Ensure):
+            asyncio.run(world.place.ensure(world.desired, step))
+    assert world.replicas == 3, "the ReplicaSet would take any"
+    drained = replace(world.observe(), state=LoopState(retiring={MemberId("a"): Retiring(world.now, drained=True)}))
+    decision = decide(world.desired, drained, listing("b", "c"), world.now)
+    (removal,) = [step for step in decision.steps if isinstance(step, Remove)]
+    asyncio.run(world.place.record(world.desired, decision.state))
+    asyncio.run(world.place.remove(world.desired, removal))
+    assert (world.replicas, world.leaving) == (2, ["a"])
+
+
+def test_the_status_stores_what_the_loop_must_remember() -> None:
+    state = LoopState(retiring={MemberId("a"): Retiring(1.5, True, "b")}, head="h:1", head_epoch=2)
+    assert status_codec.load_state(status_codec.dump_state(state)) == state
+    assert status_codec.load_state({}) == status_codec.load_state(None) == LoopState()
+
+
+# the engine's view, as the status tells it
+
+
+def test_a_pod_is_ready_only_if_the_engine_lists_it(world: World) -> None:
+    members = world.observe().members
+    status = {"headReady": True, "groups": [{"name": "default", "ready": 2, "unready": ["b"]}]}
+    view = status_codec.load_view(status, members)
+    assert view.up and {m for m, each in view.members.items() if each.ready} == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    ("status", "ready"),
+    [
+        ({}, set()),
+        ({"headReady": False, "groups": [{"name": "default", "ready": 3}]}, set()),
+        ({"headReady": True}, set()),
+        ({"headReady": True, "groups": [{"name": "default", "ready": 0}]}, set()),
+        ({"headReady": True, "groups": [{"name": "default", "ready": 3}]}, {"a", "b", "c"}),
+        ({"headReady": True, "groups": [{"name": "default", "ready": 2}], "retiring": {"a": {}}}, {"b", "c"}),
+        ({"headReady": True, "groups": [{"name": "other", "ready": 3}]}, set()),
+    ],
+    ids=["no status", "no head", "no groups", "none ready", "all ready", "one leaves", "another group"],
+)
+def test_ready_workers_are_as_many_as_the_status_counts(
+    world: World, status: dict[str, object], ready: set[str]
+) -> None:
+    view = status_codec.load_view(status, world.observe().members)
+    assert {m for m, each in view.members.items() if each.ready} == ready
+    assert view.up is bool(status.get("headReady"))
+
+
+def test_a_pod_whose_probe_fails_is_not_ready_whatever_the_status_says(world: World) -> None:
+    world.set_ready("a", False)
+    status = {"headReady": True, "groups": [{"name": "default", "ready": 3}]}
+    assert set(status_codec.load_view(status, world.observe().members).members) == {"b", "c"}
+
+
+def test_scaling_alone_changes_no_revision(world: World) -> None:
+    world.desired = with_replicas(world.desired, {"default": 7})
+    assert {member.group for member in world.observe().members} == {"head", "default"}

@@ -1,0 +1,154 @@
+"""The service: where it looks, what apply() refuses, and what clusters without containers refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oars.base.errors import SpecError, TimedOut, UsageError
+from oars.client.backend import Location, SupportsContainers, SupportsCopy, SupportsExec, SupportsForward
+from oars.client.kubernetes import KubeHandle
+from oars.client.local import LocalHandle
+from oars.places.kube.render.changes import Change, Effect
+from oars.places.kube.render.values import SECRETS
+from oars.places.report import Report
+from oars.service import LogRequest, Service, clusters
+from oars.spec.cluster import ClusterSpec
+from oars.spec.status import GroupStatus, Phase, Status
+from tests.unit.client.test_kube_backend import Server, handle_on, put_direct
+from tests.unit.local_clusters import record, store
+
+STATUS = Status("demo", "toy", "local", Phase.READY, groups=(GroupStatus("default", 2, 2),))
+
+
+def spec(**fields: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"engine": "dask", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "location", "expected"),
+    [
+        ({}, Location(), Location()),
+        ({"place": "kubernetes"}, Location(), Location("kubernetes")),
+        ({"place": "kubernetes"}, Location("local"), Location("local")),
+        ({"namespace": {"name": "x"}}, Location(), Location("kubernetes", namespace="x")),
+        ({"namespace": {"create": True}}, Location(mode="direct"),
+         Location("kubernetes", namespace="demo", mode="direct")),
+        ({}, Location("kubernetes", namespace="n"), Location("kubernetes", namespace="n")),
+        ({"namespace": {"create": True}}, Location(namespace="n"), Location("kubernetes", namespace="n")),
+    ],
+)  # fmt: skip
+def test_location_of_a_spec(fields: dict[str, Any], location: Location, expected: Location) -> None:
+    assert Service({}, location)._at("demo", spec(**fields)).location == expected
+
+
+def test_refused_change_is_an_error() -> None:
+    clusters._check_allowed("demo", [Change(Effect.HEAD, "The head is replaced.")])
+    with pytest.raises(SpecError, match="engine cannot change") as raised:
+        clusters._check_allowed("demo", [Change(Effect.REFUSED, "engine cannot change: x.", ("engine: a → b",))])
+    assert raised.value.details == ("engine: a → b",)
+    assert "`oars down demo`" in raised.value.hint
+
+
+def test_list_does_not_wait_for_a_silent_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        store().create(record(name), {}).write_report(Report(STATUS))
+
+    async def silent(self: LocalHandle) -> AsyncIterator[Report]:
+        await asyncio.sleep(60)
+        yield Report(STATUS)
+
+    monkeypatch.setattr(LocalHandle, "watch", silent)
+    monkeypatch.setattr(clusters, "LIST_REPORT_SECONDS", 0.05)
+    started = time.monotonic()
+    found = asyncio.run(Service(os.environ, Location("local")).list()).statuses
+    assert time.monotonic() - started < 2
+    assert [(each.phase, each.reason, each.ready) for each in found] == [(Phase.DEGRADED, "KeeperSilent", 2)] * 2
+    assert "did not answer within 0 s" in found[0].message
+
+
+def test_only_backend_that_does_not_answer_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(clusters, "LIST_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        path = tmp_path / "config"
+        path.write_text(f"{{clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{silent.getsockname()[1]}'}}}}],"
+                        " contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u, user: {token: x}}],"
+                        " current-context: c}")  # fmt: skip
+        with pytest.raises(TimedOut, match="Kubernetes did not answer within 0 s"):
+            asyncio.run(Service(os.environ, Location("kubernetes", kubeconfig=str(path))).list())
+
+
+def test_report_of_an_older_generation_is_shown_if_nobody_acts_on_the_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unattended(KubeHandle):
+        async def generation(self) -> int:
+            return 2
+
+        async def watch(self) -> AsyncIterator[Report]:
+            yield Report(Status("demo", "dask", "kubernetes", Phase.READY, message="Fine.", generation=1))
+            await asyncio.Event().wait()
+
+    handle = Unattended.__new__(Unattended)
+    status = asyncio.run(handle.report(0.1)).status
+    assert status.phase is Phase.READY
+    assert status.message == "Fine. The last change has not been acted on yet; check `oars operator status`."
+
+
+Call = Callable[[Service], Coroutine[Any, Any, object]]
+
+
+async def exec_in(service: Service, **target: Any) -> None:
+    async with service.exec("demo", ["ls"], **target):
+        raise AssertionError("nothing must run")
+
+
+async def forward(service: Service) -> None:
+    async with service.forward_dashboard("demo", 8000):
+        raise AssertionError("nothing must be forwarded")
+
+
+@pytest.mark.parametrize(
+    ("call", "reason", "hint"),
+    [
+        (lambda s: s.copy_to("demo", Path("x"), "/x"), "there are no containers to copy from", "Use `cp`."),
+        (lambda s: s.copy_from("demo", "/x", Path("x")), "there are no containers to copy from", "Use `cp`."),
+        (lambda s: s.log_members("demo", LogRequest(container="c")), "its members have no containers", "Omit --cont"),
+        (lambda s: exec_in(s, member="w"), "there are no containers to run in", "Omit --member"),
+        (lambda s: exec_in(s, container="c"), "there are no containers to run in", "Omit --member"),
+        (forward, "its dashboard is not forwarded", "Omit --port."),
+    ],
+)
+def test_local_cluster_says_what_it_does_not_support(call: Call, reason: str, hint: str) -> None:
+    store().create(record("demo"), {})
+    with pytest.raises(UsageError) as raised:
+        asyncio.run(call(Service(os.environ, Location("local"))))
+    assert raised.value.message == f"Cluster 'demo' runs as local processes: {reason}."
+    assert raised.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("fields", "secret"),
+    [
+        ({"engine": "ray"}, f"{SECRETS}/token"),
+        ({"engine": "ray", "ray": {"auth": "none"}}, ""),
+        ({"engine": "ray", "ray": {"dashboard": False}}, ""),
+        ({"engine": "dask"}, ""),
+    ],
+)
+def test_secret_that_the_dashboard_asks_for(fields: dict[str, Any], secret: str) -> None:
+    server = Server()
+    put_direct(server, {**fields, "image": "i:1"})
+    assert asyncio.run(handle_on(server).dashboard_secret()) == secret
+
+
+def test_capabilities_of_kubernetes_are_complete() -> None:
+    handle = KubeHandle.__new__(KubeHandle)
+    for protocol in (SupportsContainers, SupportsCopy, SupportsExec, SupportsForward):
+        assert isinstance(handle, protocol)
+        assert not isinstance(LocalHandle.__new__(LocalHandle), protocol)

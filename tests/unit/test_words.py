@@ -1,0 +1,109 @@
+"""The words of messages, comments and pages: plain technical English (see the glossary in CONTRIBUTING.md), and hints
+that name complete commands."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+BANNED = (
+    "whoever",
+    "is no valid",
+    "of ours",
+    "shall",
+    "looked after",
+    "looks after",
+    "look after",
+    "is told",
+    "are told",
+    "let in",
+    "as wanted",
+    "a mistake of ours",
+)
+WORDS = re.compile(r"\b(" + "|".join(BANNED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
+# A name that the reader would have to fill in. Help texts may have it: they are written before there is a cluster.
+PLACEHOLDER = re.compile(r"\boars [a-z]+ (?:NAME|CLUSTER)\b")
+
+# Files that still offend. The list must become empty: remove a file from it when you have rewritten it, and never add
+# one.
+TO_REWRITE = frozenset(
+    {
+        "src/oars/places/kube/render/overlay.py",
+        "src/oars/plan/desired.py",
+        "src/oars/plan/fill.py",
+        "src/oars/plan/names.py",
+    }
+)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+TEXT_TOKENS = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
+
+
+def texts(source: str) -> Iterator[str]:
+    """Comments and strings, docstrings among them."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in TEXT_TOKENS:
+            yield token.string
+
+
+def messages(source: str) -> Iterator[str]:
+    """Strings that are no docstrings."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented)
+                  if node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def offences(path: Path) -> list[str]:
+    source = path.read_text()
+    if path.suffix != ".py":
+        return WORDS.findall(source)
+    found = [match for text in texts(source) for match in WORDS.findall(text)]
+    return found + [match for text in messages(source) for match in PLACEHOLDER.findall(text)]
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *PAGES], ids=name)
+def test_words_are_plain(path: Path) -> None:
+    if name(path) not in TO_REWRITE:
+        assert not offences(path), "see the glossary in CONTRIBUTING.md"
+
+
+def test_files_to_rewrite_still_offend() -> None:
+    offenders = {name(path) for path in [*SOURCES, *PAGES] if name(path) in TO_REWRITE and offences(path)}
+    assert TO_REWRITE - offenders == set(), "these are clean or gone: remove them from TO_REWRITE"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('"""Whoever asks."""\n', ["Whoever"]),
+        ("x = 1  # it shall run\n", ["shall"]),
+        ('x = f"{1} is no\\n valid name"\n', []),
+        ('"""Objects that somebody\nlooks\nafter."""\n', ["looks\nafter"]),
+        ('hint = "Run `oars logs NAME`."\n', ["oars logs NAME"]),
+        ('hint = f"Run `oars logs {name}`."\n', []),
+        ('def logs():\n    """`oars logs NAME` prints them."""\n', []),
+        ("marshalled = shallow = letting = 1\n", []),
+    ],
+)
+def test_offences_are_found(source: str, found: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert offences(path) == found
