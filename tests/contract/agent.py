@@ -1,4 +1,4 @@
-"""Agent of a toy host: starts, watches and kills processes for whoever connects. Standard library only, for it is sent
+"""Agent of a toy host: starts, watches and kills processes for its clients. Standard library only, because it is sent
 to the host as text (`ssh host python3 - DIR < agent.py`). It speaks JSON lines: each request has an id and gets one
 reply; exits are announced to every connection. It ends when nobody is connected and nothing runs."""
 

@@ -39,7 +39,6 @@ PLACEHOLDER = re.compile(r"\boars [a-z]+ (?:NAME|CLUSTER)\b")
 TO_REWRITE = frozenset(
     {
         "src/oars/places/kube/render/overlay.py",
-        "src/oars/plan/desired.py",
         "src/oars/plan/fill.py",
         "src/oars/plan/names.py",
     }

@@ -94,5 +94,5 @@ def with_replicas(desired: Desired, replicas: Mapping[str, int]) -> Desired:
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """A short hash of plain data; the same for equal data, whoever computes it."""
+    """A short hash of plain data; equal data has the same hash in every process."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
