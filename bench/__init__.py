@@ -1,1 +1,1 @@
-"""Speed against what the engines' users have today, side by side in one run."""
+"""Benchmarks of Oars against what users of the engines have today, both measured in one run."""

@@ -1,4 +1,4 @@
-"""python -m bench [start|executor|cli|decide] …: everything, or the named parts. Results go to bench/results/ as JSON.
+"""python -m bench [start|executor|cli|decide|pacing] …: run all parts, or these. Results go to bench/results/ as JSON.
 
 On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale.
 """
@@ -19,16 +19,17 @@ from typing import Any
 
 from bench import programs
 from bench.decide import bench_decide
+from bench.pacing import bench_pacing
 from oars import Cluster, __version__
 
 ROUNDS = 5
 RESULTS = Path(__file__).parent / "results"
-MARS_TASKS = 200  # a Mars task costs tens of milliseconds whoever sends it; ten thousand would take minutes
+MARS_TASKS = 200  # each takes tens of milliseconds with either client; ten thousand would take minutes
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Ours against theirs: the same shape, alternating."""
+    """One comparison: clusters of the same size, started by Oars and by the engine itself in turn."""
 
     name: str
     ours: tuple[str, ...]
@@ -145,11 +146,17 @@ def line(each: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parts = {"start": bench_start, "executor": bench_executor, "cli": bench_cli, "decide": bench_decide}
+    parts = {
+        "start": bench_start,
+        "executor": bench_executor,
+        "cli": bench_cli,
+        "decide": bench_decide,
+        "pacing": bench_pacing,
+    }
     chosen = sys.argv[1:] or list(parts)
     if unknown := [part for part in chosen if part not in parts]:
         raise SystemExit(
-            f"{unknown[0]} is none of {', '.join(parts)}; those on Kubernetes are bench.kube_start and .kube_scale."
+            f"{unknown[0]} is unknown; the parts are {', '.join(parts)}, and bench.kube_start and .kube_scale."
         )
     RESULTS.mkdir(exist_ok=True)
     for part in chosen:

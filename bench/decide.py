@@ -34,7 +34,7 @@ NOW = 1000.0
 
 
 def rollout(workers: int) -> tuple[Desired, Observed, View]:
-    """A rollout in its middle: half of the workers are of the desired revision and ready, half of an older one."""
+    """A rollout half way: half of the workers are of the desired revision and ready, half of an older one."""
     new, old = workers // 2, workers - workers // 2
     shape = Shape(
         Group("head", Role.HEAD, 1, Process(())), (Group("default", Role.WORKER, new, Process(())),), endpoints={}

@@ -1,12 +1,12 @@
-"""python -m bench.kube_scale [pair|growth|large] …: the operator and many clusters, on the lab with played pods.
+"""python -m bench.kube_scale [pair|growth|large] …: the operator and many clusters, on the lab with simulated pods.
 
-pair     300 × (head + 3 workers) created at once: hand-written Deployments and Services, the same with all else that
-         a cluster of ours has (account, policy, budget), ComputeClusters, and KubeRay's RayClusters
-growth   100, 300, 600 and 1000 ComputeClusters: time, processor time and memory of the operator
+pair     300 × (head + 3 workers) created at once: hand-written Deployments and Services, the same with all other
+         objects of a ComputeCluster (account, policy, budget), ComputeClusters, and KubeRay's RayClusters
+growth   100, 300, 600 and 1000 ComputeClusters: time, CPU time and memory of the operator
 large    one cluster of 1 + 1000
 
-After each of ours: what is written in half a minute at rest. Everything but the pods is real. Results go to
-bench/results/kube_scale.json. OARS_LAB_DIR chooses the lab.
+Each measurement of Oars ends with the number of writes at rest. Only the pods are simulated. Results go to
+bench/results/kube_scale.json. OARS_LAB_DIR selects the lab.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LARGE = 1000
 PODS_PER_NODE = 100  # of 110; more nodes than needed would only add their heartbeats
 REST_SECONDS = 20
 DEADLINE = 900.0
-AT_ONCE = 8  # requests on their way at a time, as in the figures of others
+AT_ONCE = 8  # concurrent requests, as in other projects' measurements
 RESULTS = Path(__file__).parent / "results" / "kube_scale.json"
 TOY = Path(__file__).parents[1] / "tests" / "toy"
 RATIO, CPU, MEGABYTES = 1.15, 15.0, 130.0  # the limits, for 300 clusters
@@ -63,11 +63,11 @@ def say(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
-# what is created
+# Objects
 
 
 def by_hand(name: str, namespace: str) -> list[Object]:
-    """What one writes without Oars: two Deployments and a Service."""
+    """What users write without Oars: two Deployments and a Service."""
     service = {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": f"{name}-head", "namespace": namespace},
         "spec": {"selector": {"app": f"{name}-head"}, "ports": [{"port": 8786}]},
@@ -84,35 +84,41 @@ def _deployment(name: str, namespace: str, replicas: int) -> Object:
 
 
 def whole_by_hand(name: str, namespace: str) -> list[Object]:
-    """All that a ComputeCluster comes to, made without an operator."""
+    """All objects of a ComputeCluster, created without an operator."""
     (resource,) = by_oars(name, namespace)
     resource["metadata"] |= {"uid": "", "generation": 1}
     return objects.manifests(compute_cluster(resource))
 
 
 def by_oars(name: str, namespace: str, workers: int = WORKERS) -> list[Object]:
-    """The same as one object."""
+    """The same cluster as a ComputeCluster."""
     size = {"cpu": "0.01", "memory": "16Mi", "pod": {"spec": kwok.POD}}
     spec = {"engine": "played", "head": size, "replicas": workers, "workers": [size]}
     metadata = {"name": name, "namespace": namespace}
     return [{"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}]
 
 
-# the stage
+# Environment
 
 
 @contextlib.asynccontextmanager
 async def namespace(client: Client) -> AsyncIterator[str]:
-    """A namespace that is gone, with all that was in it, when the block is left."""
+    """A new namespace, deleted at the end of the block with all objects in it."""
     name = f"bench-{time.time_ns()}"
     await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     try:
         yield name
     finally:
         for kind in (COMPUTE_CLUSTER, Kind("apps", "v1", "deployments", "Deployment")):
-            await client.delete_collection(kind, name, "", propagation="Background")
+            await delete_all(client, kind, name)
         await client.delete(NAMESPACE, name)
-        await _until(lambda: _is_gone(client, name), "the namespace is gone", 2.0)
+        await _until(lambda: _is_gone(client, name), "the namespace is deleted", 2.0)
+
+
+async def delete_all(client: Client, kind: Kind, namespace: str) -> None:
+    """Start deleting all objects of a kind."""
+    listing = await client.list(kind, namespace)
+    await asyncio.gather(*[client.delete(kind, item["metadata"]["name"], namespace) for item in listing.items])
 
 
 async def _is_gone(client: Client, name: str) -> bool:
@@ -130,7 +136,7 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str, every: float) 
 
 @contextlib.contextmanager
 def operator(kubeconfig: Path, watched: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The operator, as the process that it is in a cluster."""
+    """Run the operator in its own process, as in a cluster."""
     program = str(Path(sys.executable).with_name("oars"))
     words = ["operator", "run", "--kubeconfig", str(kubeconfig), "-n", watched, "--lease-namespace", watched]
     words += ["--metrics-port", "0", "--health-port", "0"]
@@ -145,45 +151,46 @@ def operator(kubeconfig: Path, watched: str) -> Iterator[subprocess.Popen[bytes]
             log.seek(0)
             trouble = [line for line in log.read().decode().splitlines() if "WARNING" in line or "Traceback" in line]
             if trouble:
-                say("\n".join(["the operator says:", *trouble[:5]]))
+                say("\n".join(["log of the operator:", *trouble[:5]]))
 
 
 def cpu_of(pid: int) -> float:
-    """Processor seconds of a process so far."""
+    """CPU seconds of a process so far."""
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_of(pid: int) -> float:
-    """The most memory it ever had, in MB."""
+    """Peak memory of a process, in MB."""
     peak = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(peak[1]) / 1024 if peak else 0.0
 
 
 def cpu_of_lab(lab: Lab) -> float:
-    """Processor seconds of Kubernetes itself: unlike time, much the same however busy the machine is."""
+    """CPU seconds of Kubernetes itself. Unlike elapsed time, they hardly depend on the load of the machine."""
     return sum(cpu_of(int(path.read_text().split()[0])) for path in (lab.dir / "pids").iterdir())
 
 
 def writes(api: Api) -> float:
-    """Requests so far, by anyone, that change objects of the kinds a cluster has. Status of others is not ours."""
+    """Write requests of all clients so far, for kinds of objects that a cluster has. Of the status subresources, only
+    that of ComputeClusters counts: the others are written by Kubernetes."""
     total = 0.0
     for labels, count in _REQUESTS.findall(api.get("/metrics")["text"]):
-        told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-        mine = re.fullmatch(OURS, told["resource"]) and told["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE")
-        if mine and (not told["subresource"] or told["resource"] == "computeclusters"):
+        fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        mine = re.fullmatch(OURS, fields["resource"]) and fields["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE")
+        if mine and (not fields["subresource"] or fields["resource"] == "computeclusters"):
             total += float(count)
     return total
 
 
 async def writes_at_rest(api: Api) -> float:
-    await asyncio.sleep(5)  # the last words on the way to rest
+    await asyncio.sleep(5)  # the last writes before rest
     before = writes(api)
     await asyncio.sleep(REST_SECONDS)
     return writes(api) - before
 
 
-# one measurement
+# Measurements
 
 
 async def create(client: Client, objects: list[Object]) -> None:
@@ -199,7 +206,7 @@ async def create(client: Client, objects: list[Object]) -> None:
 async def seconds_until(
     client: Client, kind: Kind, where: str, objects: list[Object], wanted: int, is_ready: Callable[[Object], bool]
 ) -> float:
-    """From the first request until so many objects of a kind are ready."""
+    """Seconds from the first request until `wanted` objects of a kind are ready."""
     ready: set[tuple[str, str]] = set()
     complete = asyncio.Event()
 
@@ -250,7 +257,7 @@ async def measure_ours(client: Client, lab: Lab, count: int, workers: int = WORK
             objects = [obj for number in range(count) for obj in by_oars(f"c{number}", where, workers)]
             seconds = await seconds_until(client, COMPUTE_CLUSTER, where, objects, count, is_ready)
             kubernetes = cpu_of_lab(lab) - kubernetes
-            await _until(lambda: _are_guarded(client, where, count), "the heads are guarded", 2.0)
+            await _until(lambda: _have_budgets(client, where, count), "the heads have disruption budgets", 2.0)
             busy, made = cpu_of(process.pid), writes(lab.api) - begun
             rest = await writes_at_rest(lab.api)
             resting, peak = cpu_of(process.pid), peak_of(process.pid)
@@ -279,12 +286,12 @@ async def _leads(client: Client, where: str) -> bool:
     return bool(leases.items)
 
 
-async def _are_guarded(client: Client, where: str, count: int) -> bool:
-    """Budgets are the last that clusters get."""
+async def _have_budgets(client: Client, where: str, count: int) -> bool:
+    """True if all clusters have their PodDisruptionBudgets, which are created last."""
     return len((await client.list(POD_DISRUPTION_BUDGET, where)).items) == count
 
 
-# the parts
+# Parts
 
 
 async def bench_pair(client: Client, lab: Lab) -> dict[str, Any]:
@@ -299,7 +306,7 @@ async def bench_pair(client: Client, lab: Lab) -> dict[str, Any]:
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in measures}
     for number in range(ROUNDS):
-        # Each is the first once: a control plane that has had much to do is slower.
+        # Each of them is measured first once: a control plane becomes slower with use.
         for name in (*measures, *measures)[number % len(measures) :][: len(measures)]:
             runs[name].append(await measures[name]())
             say(f"{number + 1}/{ROUNDS}: {name} {runs[name][-1]}")
@@ -344,7 +351,7 @@ async def measured(lab: Lab, parts: list[str]) -> dict[str, Any]:
     target = config.load({}, kubeconfig=lab.settings.kubeconfig)
     async with Client(target, user_agent="bench", timeout=120) as client:
         await client.apply(crd.compute_cluster())
-        await _until(lambda: _is_served(client), "the kind is served", 0.2)
+        await _until(lambda: _is_served(client), "the CRD is established", 0.2)
         return {part: await PARTS[part](client, lab) for part in parts}
 
 
@@ -365,7 +372,7 @@ MOST_PODS = {"pair": CLUSTERS * (1 + WORKERS), "growth": SIZES[-1] * (1 + WORKER
 def main() -> int:
     parts = sys.argv[1:] or list(PARTS)
     if unknown := [part for part in parts if part not in PARTS]:
-        raise SystemExit(f"{unknown[0]} is none of {', '.join(PARTS)}.")
+        raise SystemExit(f"{unknown[0]} is unknown; the parts are {', '.join(PARTS)}.")
     sys.path.append(str(TOY))
     with borrowed(Lab(settings.load(), say), with_node=False) as lab:
         kwok.up(lab, 1 + max(MOST_PODS[part] for part in parts) // PODS_PER_NODE)

@@ -1,9 +1,9 @@
-"""python -m bench.kube_start: time to a working cluster on real pods, ours against hand-written manifests and kubectl.
+"""python -m bench.kube_start: time until a cluster of real pods is ready, with Oars and with hand-written manifests.
 
-Both are applied with kubectl: a ComputeCluster that a running operator looks after, and Deployments and a Service as an
-engine's own documents have them, with the same image and resources. The clock runs until every worker is ready: ours
-says so when the engine lists it, theirs when the probe of its pod passes. They take turns, in one run on one lab;
-results go to bench/results/kube_start.json. OARS_LAB_DIR chooses the lab.
+kubectl applies both: a ComputeCluster, which a running operator reconciles, and Deployments and a Service as in the
+engine's documentation, with the same image and resources. Time ends when every worker is ready: with Oars, when the
+engine lists it; by hand, when its probe succeeds. Both are measured in turn on one lab. Results go to
+bench/results/kube_start.json. OARS_LAB_DIR selects the lab.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _deployment(role: str, replicas: int, container: dict[str, Any]) -> dict[str
 
 
 def resource(engine: str, image: str, workers: int) -> dict[str, Any]:
-    """The same as a ComputeCluster."""
+    """The same cluster as a ComputeCluster."""
     spec = {
         "engine": engine, "image": image, "head": {"cpu": CPU, "memory": HEAD_MEMORY, "burst": True},
         "replicas": workers, "workers": [{"cpu": CPU, "memory": MEMORY, "burst": True}],
@@ -106,7 +106,7 @@ def until(what: str, condition: Callable[[], bool], seconds: float = 300) -> Non
     while not condition():
         if time.monotonic() > deadline:
             raise SystemExit(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.1)  # both are asked in the same way
+        time.sleep(0.1)  # the same polling for both
 
 
 def theirs_ready(kube: Kube, workers: int) -> Callable[[], bool]:
@@ -124,7 +124,7 @@ def ours_ready(kube: Kube, workers: int) -> Callable[[], bool]:
 
 
 def measure(kube: Kube, engine: str, ours: bool) -> tuple[float, float]:
-    """Seconds to 1 + 3, then to 2 workers more."""
+    """Seconds until 1 + 3 members are ready, then until 2 more workers are."""
     image = kube.image(IMAGES[engine])
     ready = ours_ready if ours else theirs_ready
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The programs that are timed. Each runs in a process of its own and prints seconds as JSON; imports do not count."""
+"""Programs that are measured. Each runs in its own process and prints seconds as JSON, without the time of imports."""
 
 START_OARS = """
 import json, sys, time
@@ -63,7 +63,7 @@ if __name__ == "__main__":
     print(json.dumps({"start": ready, "stop": time.perf_counter() - start}))
 """
 
-# Ours and the engine's own, alternating on one cluster, so that both meet the same noise.
+# Oars' executor and the engine's own API in turn on one cluster, so that both have the same noise.
 THROUGHPUT = """
 import json, os, sys, time
 import oars

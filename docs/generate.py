@@ -96,6 +96,10 @@ PARTS = {
         "One pass over 10,000 workers, in CPU seconds",
         "Half of the workers have an older revision. Pure: no engine and no place.",
     ),
+    "pacing": (
+        "Passes that pacing saves",
+        "Passes of the operator's runner with a rule (ours) and without it (theirs); simulated changes, no API server.",
+    ),
     "kube_start": (
         "On Kubernetes: start to ready, in seconds",
         "From `kubectl apply` until all workers are ready, real pods: a ComputeCluster and hand-written manifests.",

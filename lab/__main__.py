@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lab import build, needs, settings
 from lab.cluster import Lab
-from lab.errors import LabError, Unavailable
+from lab.errors import LabError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,13 +121,7 @@ def _build(lab: Lab, _: argparse.Namespace) -> int:
     if lab.settings.foreign_kubeconfig:
         _say("nothing to build: OARS_TEST_KUBECONFIG selects another cluster")
         return 0
-    try:
-        needs.install(build.complete(lab.settings.cache), _say)
-    except Unavailable as reason:
-        if lab.settings.ci:
-            raise
-        _say(f"{reason} Kubernetes tests will be skipped.")
-        return 0
+    needs.install(build.complete(lab.settings.cache), _say)
     with ThreadPoolExecutor(2) as pool:
         programs = pool.submit(build.programs, lab.settings.cache, _say)
         catalogue.provide(lab, list(catalogue.IMAGES))

@@ -1,7 +1,7 @@
 """Errors of the lab.
 
 LabError
-├── Unavailable   this machine cannot run the lab: tests are skipped, or fail if CI is set
+├── Unavailable   this machine cannot run the lab: tests that need it fail
 ├── Ended         a component exited
 └── Timeout       a condition did not become true before its deadline
 """

@@ -34,7 +34,7 @@ def cluster() -> Iterator[Cluster]:
         with borrowed(Lab(chosen, print), with_node=False) as lab:
             yield kubes.of_lab(lab)
     except Unavailable as reason:
-        _cannot(str(reason), chosen.ci)
+        pytest.fail(f"{reason} Or set OARS_TEST_KUBECONFIG to use another cluster.", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -131,9 +131,3 @@ def _certificate(cluster: Cluster) -> tuple[Path, Path] | None:
         return None
     files = pki.folder(cluster.lab.dir, cluster.lab.network)
     return files / "apiserver.crt", files / "apiserver.key"
-
-
-def _cannot(reason: str, ci: bool) -> None:
-    if ci:
-        pytest.fail(f"No Kubernetes is available, and CI is set: {reason}", pytrace=False)
-    pytest.skip(f"No Kubernetes is available: {reason}")

@@ -20,7 +20,6 @@ class Settings:
 
     dir: Path
     cache: Path
-    ci: bool = False
     foreign_kubeconfig: str | None = None
 
     @property
@@ -48,7 +47,6 @@ def load(chosen: str | None = None, env: Mapping[str, str] = os.environ) -> Sett
     return Settings(
         dir=_checked(place),
         cache=cache / "oars-lab",
-        ci=bool(env.get("CI")),
         foreign_kubeconfig=env.get("OARS_TEST_KUBECONFIG") or None,
     )
 

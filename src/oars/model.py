@@ -1,12 +1,12 @@
-"""The inner nouns: what is wanted (Desired), what exists (Observed), what the engine reports (View), what to do next
-(Step). Plain frozen data, no I/O.
+"""The model: desired state (Desired), observed state (Observed), the engine's report (View), next steps (Step). Frozen
+data, no I/O.
 
 Text with `$(…)` in an argv, an environment value, a file or an address is a template. The place fills it in:
 
-    $(host)            the address this member is reached at (127.0.0.1; the pod's address)
-    $(bind)            the address it listens on (127.0.0.1; all addresses of a pod)
-    $(port.NAME)       this member's own port of that name (allocated locally; Port.default on Kubernetes)
-    $(head.host)       where the head is reached (127.0.0.1; the Service's name)
+    $(host)            the address of this member (127.0.0.1; the pod's address)
+    $(bind)            the address that it listens on (127.0.0.1; all addresses of a pod)
+    $(port.NAME)       this member's own port of that name (allocated, or Port.default where members have addresses)
+    $(head.host)       the address of the head (127.0.0.1; the Service's name)
     $(head.NAME)       the head's port of that name, as a number
     $(member)          the member's id, such as worker-0
     $(incarnation)     changes each time this member is started
@@ -58,7 +58,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Stop:
-    """How a process of this kind is asked to end, and how many seconds it may take."""
+    """The signal that ends a process, and its grace period in seconds."""
 
     signal: str = "TERM"
     grace: float = 10.0
@@ -145,14 +145,14 @@ class Shape:
     secrets: tuple[str, ...] = ()  # kinds the cluster needs: "tls" (ca.pem, cert.pem, key.pem), "token"
     dashboard_secret: str = ""  # the file of those that the dashboard asks a person for
     image: str = ""  # the default image
-    needs_helper: bool = False  # its live half asks questions of a script beside the head (Wire.ask)
+    needs_helper: bool = False  # the engine needs the helper next to the head (Wire.ask)
     driver_env: Mapping[str, str] = field(default_factory=dict)  # makes the engine's own client find the cluster
     outside_env: Mapping[str, str] = field(default_factory=dict)  # overrides it where "outside" is the address
     log_patterns: tuple[LogPattern, ...] = ()  # what the engine's own log lines mean; plan/logs.py has the general ones
 
 
 @dataclass(frozen=True)
-class Expose:
+class Exposure:
     """How the head is reached from outside."""
 
     type: str = "ClusterIP"
@@ -164,7 +164,7 @@ class Expose:
 
 @dataclass(frozen=True)
 class Desired:
-    """The desired state, complete: a place needs nothing else."""
+    """The complete desired state: a place needs nothing else."""
 
     name: str
     engine: str
@@ -174,7 +174,7 @@ class Desired:
     namespace: str = ""
     create_namespace: bool = False
     image: str = ""
-    expose: Expose = Expose()
+    expose: Exposure = Exposure()
     helper: bool = False  # a helper runs beside the head
     tied: bool = False  # the cluster ends when its owner is gone
     mode: str = ""  # who runs the loop, where there is a choice: "operator" or "direct"
@@ -325,6 +325,7 @@ class View:
     members: Mapping[MemberId, MemberView] = field(default_factory=dict)
     demand: tuple[Demand, ...] = ()
     draining: frozenset[MemberId] = frozenset()  # drains under way, as the loop knows; they take no work
+    unlisted: Mapping[MemberId, float] = field(default_factory=dict)  # running workers → seconds without being listed
 
 
 # What to do
@@ -359,22 +360,21 @@ class Remove:
 Step = Ensure | Drain | Remove
 
 
-class Wait(StrEnum):
-    """Why the loop pauses."""
+@dataclass(frozen=True)
+class Pause:
+    """Seconds until the next pass at the latest. `limited`: it is only a poll, which the rate limiter may delay."""
 
-    SOON = "soon"
-    WAITING = "waiting"
-    RESTING = "resting"
+    seconds: float
+    limited: bool = False
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now, what to remember, and when to look again at the latest."""
+    """What to do now, what to remember, and when to look again."""
 
     steps: tuple[Step, ...]
     state: LoopState
-    again_after: float = 1.0
-    wait: Wait = Wait.SOON
+    pause: Pause
 
 
 @dataclass(frozen=True)

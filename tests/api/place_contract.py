@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import pytest
 from lab.kube import Kube
 from tests.api.stage import resource
 
@@ -17,11 +16,11 @@ from oars.client.direct import DirectCache
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.informer import start_all, stop_all, wait_all_synced
-from oars.kube.kinds import CONFIG_MAP, Object
+from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, EVENT, POD, SECRET, Object, kind_of
 from oars.model import Desired, LoopState, Member
-from oars.operator.index import Watches
+from oars.operator.index import OWNED_KINDS, Watches
 from oars.operator.resources import RESOURCE_KINDS, Key
-from oars.places.base import Place
+from oars.places.base import Place, PlaceError
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
@@ -33,9 +32,32 @@ from oars.places.kube.wire import Reach
 from oars.plan.desired import build
 from oars.spec.cluster import ClusterSpec
 from oars.testing import PlaceContract
-from oars.testing.place import until, with_workers, workers
+from oars.testing.place import in_place, incarnations, until, with_workers, workers
 
 SECONDS = 60.0
+KINDS = (DEPLOYMENT, POD, SECRET, CONFIG_MAP, *OWNED_KINDS)
+
+
+class RecordingClient(Client):
+    """A spy: lists the requests that write."""
+
+    writes: Sequence[str] = ()
+
+    async def create(self, *args: Any, **options: Any) -> Any:
+        self.writes = [*self.writes, "create"]
+        return await super().create(*args, **options)
+
+    async def apply(self, *args: Any, **options: Any) -> Any:
+        self.writes = [*self.writes, "apply"]
+        return await super().apply(*args, **options)
+
+    async def patch(self, *args: Any, **options: Any) -> Any:
+        self.writes = [*self.writes, "patch"]
+        return await super().patch(*args, **options)
+
+    async def delete(self, *args: Any, **options: Any) -> Any:
+        self.writes = [*self.writes, "delete"]
+        return await super().delete(*args, **options)
 
 
 class KubePlaceContract(PlaceContract):
@@ -58,7 +80,7 @@ class KubePlaceContract(PlaceContract):
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[Place, Desired]]:
         target = config.load({}, namespace=self.kube.namespace, kubeconfig=self.kube.kubeconfig)
-        self.client = Client(target, user_agent="oars-test")
+        self.client = RecordingClient(target, user_agent="oars-test")
         self.opened: list[KubePlace] = []
         self.watching: list[asyncio.Task[None]] = []
         self.caches: list[DirectCache] = []
@@ -92,7 +114,7 @@ class KubePlaceContract(PlaceContract):
             await wait_all_synced(watches.informers, SECONDS)
             found = await client.get(COMPUTE_CLUSTER, "demo", namespace)
             root = ResourceRoot(client, COMPUTE_CLUSTER, found, COMPUTE_CLUSTER_STATUS)
-            cache = watches.cluster(Key(COMPUTE_CLUSTER.kind, namespace, "demo"))
+            cache = watches.cluster(Key(COMPUTE_CLUSTER.kind, namespace, "demo"), found["metadata"]["uid"])
             setting = Setting(client, cache, root, Reach(client, namespace))
         else:
             self.caches.append(DirectCache(client, namespace, "demo", lambda: None))
@@ -114,42 +136,51 @@ class KubePlaceContract(PlaceContract):
         if wait:
             await until(is_ready)
 
+    async def inventory(self, place: Place) -> Mapping[str, str]:
+        found: dict[str, str] = {"requests": " ".join(self.client.writes)}
+        for kind in KINDS:
+            listed = await self.client.list(kind, self.kube.namespace, labels=names.selector({names.CLUSTER: "demo"}))
+            found |= {f"{kind.kind} {each['metadata']['name']}": "" for each in listed.items}
+        events = (await self.client.list(EVENT, self.kube.namespace)).items
+        ours = [each for each in events if each.get("source", {}).get("component") == "oars"]
+        return found | {f"Event {each['metadata']['name']}": "" for each in ours}
+
     async def pod_of(self, member: Member) -> Object:
         found = await asyncio.to_thread(self.kube.pods, f"{names.CLUSTER}=demo")
         return next(pod for pod in found if pod["metadata"]["uid"] == member.incarnation.partition(":")[0])
 
-    @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
-    def test_a_removed_head_comes_back_only_if_it_is_desired(self, running: bool) -> None:
-        async def test(place: Place, desired: Desired) -> None:
-            await self.start(place, desired)
-            before = {member.incarnation for member in (await place.observe(desired)).members}
-            kept = workers(await place.observe(desired))
-            head = (await place.observe(desired)).members[0]
-            wanted = replace(desired, running=running)
-            await self.remove(place, wanted, head.id)
-            if running:
-                await self.start(place, desired)
-                after = await place.observe(desired)
-                assert {member.id for member in workers(after)} == {member.id for member in kept}
-                assert after.members[0].incarnation not in before
-            else:
-                assert (await place.observe(wanted)).member(head.id) is None
+    @in_place
+    async def test_a_cluster_of_the_same_name_starts_with_nothing(self, place: Place, desired: Desired) -> None:
+        """What the deleted one left behind is neither shown nor used."""
+        await self.start(place, desired)
+        before = set(incarnations(await place.observe(desired)))
+        root = self._root_object()
+        await self.client.delete(kind_of(root), root["metadata"]["name"], self.kube.namespace)
+        await self.client.create(root)
+        again = await self._open()
+        assert (await again.observe(desired)).members == ()
 
-        self.run(test)
+        async def is_started() -> bool:
+            try:
+                await self.start(again, desired, wait=False)
+            except PlaceError as error:
+                assert error.cause.reason == "LeftBehind"
+            await again.collect(desired)
+            members = (await again.observe(desired)).members
+            is_new = not before & {member.incarnation for member in members}
+            return is_new and len(members) == 3 and all(member.probe_ready for member in members)
 
-    def test_a_loop_that_lost_its_state_keeps_the_epoch(self) -> None:
-        async def test(place: Place, desired: Desired) -> None:
-            await self.start(place, replace(desired, head_epoch=3))
-            assert (await (await self.reopen(place)).observe(desired)).state == LoopState(head_epoch=3)
+        await until(is_started)
 
-        self.run(test)
+    @in_place
+    async def test_loop_without_state_keeps_the_head_epoch(self, place: Place, desired: Desired) -> None:
+        await self.start(place, replace(desired, head_epoch=3))
+        assert (await (await self.reopen(place)).observe(desired)).state == LoopState(head_epoch=3)
 
-    def test_more_workers_start_beside_those_that_run(self) -> None:
-        async def test(place: Place, desired: Desired) -> None:
-            await self.start(place, desired)
-            before = {member.id for member in workers(await place.observe(desired))}
-            more = with_workers(desired, 3)
-            await self.start(place, more)
-            assert before < {member.id for member in workers(await place.observe(more))}
-
-        self.run(test)
+    @in_place
+    async def test_scale_up_keeps_running_workers(self, place: Place, desired: Desired) -> None:
+        await self.start(place, desired)
+        before = {member.id for member in workers(await place.observe(desired))}
+        more = with_workers(desired, 3)
+        await self.start(place, more)
+        assert before < {member.id for member in workers(await place.observe(more))}

@@ -13,7 +13,6 @@ from lab.faultproxy import FaultProxy
 from lab.faults import Answer, Drop, EndWatch, Pass, Rule
 from lab.wait import until
 from tests.api.stage import Stage, group, quiet_for, requests, resource
-from tests.unit.plan.clusters import desired
 
 from oars.base.errors import NameInUse, Replaced, SpecError
 from oars.base.settings import Settings
@@ -84,7 +83,7 @@ def play(story: Awaitable[None]) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_life(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_life_cycle(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (owned_objects, cache):  # where watches lag nothing is asked for twice, so that writes can be counted
         monkeypatch.setattr(module, "CATCH_UP", 60.0)
     proxy = fault_proxy()
@@ -113,7 +112,7 @@ def stage_is_empty(stage: Stage) -> None:
     until("nothing is left", lambda: not stage.left("demo"))
 
 
-def test_at_rest_nothing_is_written_but_the_lease(stage: Stage, fault_proxy: Proxies) -> None:
+def test_only_the_lease_is_written_at_rest(stage: Stage, fault_proxy: Proxies) -> None:
     proxy = fault_proxy()
 
     async def story() -> None:
@@ -128,7 +127,7 @@ def test_at_rest_nothing_is_written_but_the_lease(stage: Stage, fault_proxy: Pro
     play(story())
 
 
-def test_a_name_is_taken_once(stage: Stage) -> None:
+def test_name_is_taken_once(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home, at_home(stage) as other:
             await make(home)
@@ -138,38 +137,38 @@ def test_a_name_is_taken_once(stage: Stage) -> None:
     play(story())
 
 
-def test_what_is_noted_of_a_cluster_goes_to_no_other_of_its_name(stage: Stage) -> None:
+def test_recorded_state_is_not_used_for_another_cluster_of_the_same_name(stage: Stage) -> None:
     metadata: Object = {"name": "demo-oars", "namespace": stage.kube.namespace, "labels": {names.CLUSTER: "demo"}}
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
     async def story() -> None:
         async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig)) as client:
             root = ConfigMapRoot(client, await client.create(config_map))
-            await root.save(desired(), LoopState(head="a:0"), None)
+            await root.save(LoopState(head="a:0"), None)
             first = await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
             assert "a:0" in first["data"]["state.json"]
             await client.delete(CONFIG_MAP, metadata["name"], metadata["namespace"])
             await client.create(config_map)
             with pytest.raises(Replaced):
-                await root.save(desired(), LoopState(head="b:0"), None)
+                await root.save(LoopState(head="b:0"), None)
             assert "data" not in await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
 
     play(story())
 
 
-def test_what_cannot_be_rendered_makes_nothing(stage: Stage) -> None:
+def test_spec_that_cannot_be_rendered_creates_nothing(stage: Stage) -> None:
     async def story() -> None:
         wrong = {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}
         spec = build({**resource("demo", group(pod=wrong))["spec"], "place": "kubernetes"}).spec
         async with at_home(stage) as home:
-            with pytest.raises(SpecError, match="clashes"):
+            with pytest.raises(SpecError, match="cannot be set"):
                 await home.create(spec)
         assert stage.left("demo") == []
 
     play(story())
 
 
-def test_another_client_sees_it_and_takes_over(stage: Stage) -> None:
+def test_another_client_attaches_and_takes_over(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as second:
             async with at_home(stage) as first:
@@ -195,7 +194,7 @@ WEATHER = {
 
 
 @pytest.mark.parametrize("weather", WEATHER)
-def test_bad_weather_delays_and_nothing_more(weather: str, stage: Stage, fault_proxy: Proxies) -> None:
+def test_api_errors_only_delay_the_life_cycle(weather: str, stage: Stage, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(seed=3)
 
     async def story() -> None:

@@ -16,7 +16,7 @@ from oars.service import Service
 from oars.spec.load import build
 
 
-def test_of_two_that_scale_at_once_none_is_lost(stage: Stage) -> None:
+def test_concurrent_scales_of_two_groups_are_both_applied(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as first, at_home(stage) as second:
             spec = build({**resource("demo", group("a", 1), group("b", 1))["spec"], "place": "kubernetes"}).spec
@@ -32,7 +32,7 @@ def test_of_two_that_scale_at_once_none_is_lost(stage: Stage) -> None:
     play(story())
 
 
-def test_another_patience_leaves_the_head_alone(stage: Stage) -> None:
+def test_changed_drain_timeout_keeps_the_head(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
             await make(home, 1, tied=True)
@@ -56,7 +56,7 @@ def test_another_patience_leaves_the_head_alone(stage: Stage) -> None:
     play(story())
 
 
-def test_a_namespace_of_its_own(stage: Stage) -> None:
+def test_new_namespace_is_created_and_deleted_with_the_cluster(stage: Stage) -> None:
     own = f"{stage.kube.namespace}-own"
     location = Location("kubernetes", namespace=own, kubeconfig=str(stage.kube.kubeconfig), mode="direct")
     described = {**resource("demo", group(replicas=1))["spec"], "place": "kubernetes", "namespace": {"create": True}}
@@ -70,7 +70,7 @@ def test_a_namespace_of_its_own(stage: Stage) -> None:
             assert status.namespace == own, "as -n says"
             # The root goes, as the watcher beside the head would have it: the namespace stays; `oars down` knows it.
             await home.backend.client.delete(LEASE, names.root("demo"), own)
-            await home.backend.client.delete_collection(CONFIG_MAP, own, f"{names.CLUSTER}=demo")
+            await home.backend.client.delete(CONFIG_MAP, names.root("demo"), own)
             assert await home.names() == []
         finally:
             await home.backend.close()

@@ -26,7 +26,7 @@ from lab.wait import until
 import oars
 from oars import engines
 from oars.base.errors import NotFound, OarsError, TimedOut
-from oars.cli.operator import operator
+from oars.cli.kubernetes import operator
 from oars.client import operator_client
 from oars.kube import config
 from oars.kube.client import Client
@@ -141,7 +141,7 @@ def test_operator_role_is_restricted_to_watched_namespace(crd_served: Kube) -> N
     assert not may(crd_served, account, "list", "pods", namespace="kube-system")
 
 
-def test_shared_roles_extend_view_and_edit_and_let_users_find_the_operator(crd_served: Kube) -> None:
+def test_aggregated_roles_extend_view_and_edit_and_show_the_operator(crd_served: Kube) -> None:
     own = crd_served.namespace
     objects = rbac.shared_roles(own)
     crd_served.apply(*objects)

@@ -230,15 +230,13 @@ def test_open_port(kube: Kube) -> None:
 
     async def body() -> None:
         async with client(kube) as api:
-            reader, writer = await open_port(api, kube.namespace, "p", ECHO)
-            writer.write(b"hello")
-            await writer.drain()
-            assert await reader.readexactly(5) == b"hello"
-            writer.close()
-            await asyncio.wait_for(writer.wait_closed(), 60)
-            reader, writer = await open_port(api, kube.namespace, "p", LATE)
+            connection = await open_port(api, kube.namespace, "p", ECHO)
+            await connection.send(b"hello")
+            assert await connection.reader.readexactly(5) == b"hello"
+            await asyncio.wait_for(connection.close(), 60)
+            connection = await open_port(api, kube.namespace, "p", LATE)
             with pytest.raises(PortClosed):
-                await reader.read()
+                await connection.reader.read()
             with pytest.raises(ApiError, match="not found"):
                 await open_port(api, kube.namespace, "q", ECHO)
 
@@ -266,7 +264,8 @@ def test_forward_follows_a_replaced_pod(kube: Kube, monkeypatch: pytest.MonkeyPa
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"a")
             assert await reader.readexactly(1) == b"a"
-            await api.delete_collection(POD, kube.namespace, "app=d", grace=0)
+            for pod in (await api.list(POD, kube.namespace, labels="app=d")).items:
+                await api.delete(POD, pod["metadata"]["name"], kube.namespace, grace=0)
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await asyncio.wait_for(reader.readexactly(1), 120)
             writer.close()

@@ -52,7 +52,7 @@ def create(stage: Stage, count: int, workers: int) -> None:
 def delete_all(stage: Stage) -> None:
     async def story() -> None:
         async with connected(stage) as client:
-            await client.delete_collection(COMPUTE_CLUSTER, stage.kube.namespace, "", propagation="Background")
+            await kube_scale.delete_all(client, COMPUTE_CLUSTER, stage.kube.namespace)
 
     asyncio.run(story())
     until("nothing is left", lambda: not stage.left(), SECONDS, 2)
@@ -63,7 +63,7 @@ def guarded(stage: Stage) -> int:
     return len(stage.kube.api.get(stage.kube.path("poddisruptionbudgets", "apis/policy/v1"))["items"])
 
 
-def test_three_hundred_clusters_come_rest_and_go(stage: Stage, operator: Operator, lab: Lab) -> None:
+def test_300_clusters_start_rest_and_stop(stage: Stage, operator: Operator, lab: Lab) -> None:
     create(stage, 300, 3)
     assert sum(map(is_ready, stage.kube.pods(names.CLUSTER))) == 300 * 4
     until("all are guarded", lambda: guarded(stage) == 300, SECONDS, 1)
@@ -77,7 +77,7 @@ def test_three_hundred_clusters_come_rest_and_go(stage: Stage, operator: Operato
     assert not operator.says("Traceback")
 
 
-def test_a_thousand_workers_come_and_nearly_all_go(stage: Stage, operator: Operator) -> None:
+def test_1000_workers_start_and_most_are_removed(stage: Stage, operator: Operator) -> None:
     create(stage, 1, 1000)
     before = stage.workers("c0")
     assert len(before) == 1000

@@ -37,7 +37,7 @@ def described(replicas: int = 2, **spec: Any) -> ClusterSpec:
     return build({**resource("demo", group(replicas=replicas))["spec"], **spec, "place": "kubernetes"}).spec
 
 
-def test_a_user_with_the_rights_that_are_printed(
+def test_user_with_the_printed_role_can_use_the_operator(
     stage: Stage, operators: Operators, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     operators()
@@ -63,7 +63,7 @@ def test_a_user_with_the_rights_that_are_printed(
     until("nothing is left", lambda: not stage.left("demo"))
 
 
-def test_what_a_description_no_longer_says_is_gone_at_any_depth(stage: Stage) -> None:
+def test_fields_removed_from_a_file_are_removed_at_any_depth(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
             head = {**resource("demo")["spec"]["head"], "env": {"A": "1", "B": "2"}}
@@ -77,7 +77,7 @@ def test_what_a_description_no_longer_says_is_gone_at_any_depth(stage: Stage) ->
     play(story())
 
 
-def test_what_is_asked_again_by_force_is_forced_and_nothing_later(stage: Stage) -> None:
+def test_force_applies_to_the_repeated_change_only(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
             await home.create(described(3))
@@ -94,7 +94,7 @@ def test_what_is_asked_again_by_force_is_forced_and_nothing_later(stage: Stage) 
     play(story())
 
 
-def test_kubectl_and_autoscalers_find_its_number(stage: Stage) -> None:
+def test_scale_subresource_works_for_kubectl_and_autoscalers(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
             await home.create(described(3))
@@ -109,7 +109,7 @@ def test_kubectl_and_autoscalers_find_its_number(stage: Stage) -> None:
     play(story())
 
 
-def test_a_namespace_that_others_share_is_not_deleted(stage: Stage) -> None:
+def test_namespace_with_other_objects_is_not_deleted(stage: Stage) -> None:
     """Even if a description that says otherwise was written into it."""
     stage.create(resource("demo", namespace={"create": True}))
 
@@ -133,7 +133,7 @@ def home_of_operator(stage: Stage) -> Iterator[Callable[[str | None], None]]:
     say(None)
 
 
-def test_an_operator_is_found_wherever_it_was_installed(
+def test_operator_is_found_in_any_namespace(
     stage: Stage, operators: Operators, home_of_operator: Callable[[str | None], None]
 ) -> None:
     operators()

@@ -35,7 +35,7 @@ def proxied(stage: Stage, patient: None, operators: Operators, fault_proxy: Prox
     return proxy
 
 
-def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: Stage, proxied: FaultProxy) -> None:
+def test_create_takes_few_writes_and_sets_owner_references(stage: Stage, proxied: FaultProxy) -> None:
     began = time.monotonic()
     made = stage.create(resource("demo"))
     status = stage.await_ready("demo")
@@ -52,7 +52,7 @@ def test_creating_takes_few_writes_and_everything_hangs_on_the_cluster(stage: St
     assert owners == {(made["metadata"]["uid"], "demo-head"), (made["metadata"]["uid"], "demo-worker")}
 
 
-def test_a_head_that_serves_is_guarded_then_all_is_at_rest_and_three_hundred_more_are_one_write(
+def test_ready_head_gets_a_budget_then_no_writes_and_300_workers_are_one_write(
     stage: Stage, proxied: FaultProxy, kwok: Callable[[int], list[str]]
 ) -> None:
     """One after the other: each begins where the one before it ends."""
@@ -74,7 +74,7 @@ def test_a_head_that_serves_is_guarded_then_all_is_at_rest_and_three_hundred_mor
     assert status_writes(proxied) - told < 100  # counting alone is told once a second
 
 
-def test_kubectl_scale_works(stage: Stage, operators: Operators) -> None:
+def test_kubectl_scale_changes_the_number_of_workers(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo", group(replicas=1)))
     stage.await_ready("demo")
@@ -84,7 +84,7 @@ def test_kubectl_scale_works(stage: Stage, operators: Operators) -> None:
     assert len(stage.kube.pods(selector.replace(",", "%2C"))) == 4
 
 
-def test_scaling_down_takes_exactly_the_chosen(stage: Stage, proxied: FaultProxy) -> None:
+def test_scale_down_deletes_exactly_the_retired_workers(stage: Stage, proxied: FaultProxy) -> None:
     stage.create(resource("demo", group(replicas=10)))
     stage.await_ready("demo")
     before = stage.workers("demo")
@@ -101,7 +101,7 @@ def test_scaling_down_takes_exactly_the_chosen(stage: Stage, proxied: FaultProxy
 
 
 @pytest.mark.parametrize("cascade", ["background", "foreground"])
-def test_deletion_leaves_nothing(cascade: str, stage: Stage, operators: Operators) -> None:
+def test_deletion_leaves_no_objects(cascade: str, stage: Stage, operators: Operators) -> None:
     operator = operators()
     stage.create(resource("demo"))
     stage.create(resource("other", group(replicas=1)))
@@ -117,7 +117,7 @@ def test_deletion_leaves_nothing(cascade: str, stage: Stage, operators: Operator
     assert not operator.says("Traceback")
 
 
-def test_the_same_name_again_is_another_cluster(stage: Stage, operators: Operators) -> None:
+def test_cluster_with_a_reused_name_is_a_new_cluster(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo"))
     stage.await_ready("demo")

@@ -26,7 +26,7 @@ def running(stage: Stage, operators: Operators) -> Stage:
     return stage
 
 
-def test_a_group_more_and_a_group_less(running: Stage) -> None:
+def test_groups_are_added_and_removed(running: Stage) -> None:
     old = running.workers("demo")
     running.edit("demo", sized(group(), group("big", 2)))
     running.await_ready("demo")
@@ -43,7 +43,7 @@ OTHER_PODS = {"spec": PLAYED["spec"] | {"terminationGracePeriodSeconds": 77}}
 
 
 @pytest.mark.parametrize("change", [{"env": {"COLOUR": "blue"}}, {"pod": OTHER_PODS}])
-def test_other_workers_come_before_the_old_ones_go(running: Stage, change: dict[str, Any]) -> None:
+def test_new_workers_are_ready_before_old_ones_are_removed(running: Stage, change: dict[str, Any]) -> None:
     old = running.workers("demo")
     running.edit("demo", sized(group(**change)))
     least = 99
@@ -60,7 +60,7 @@ def test_other_workers_come_before_the_old_ones_go(running: Stage, change: dict[
     running.until("demo", "has one Deployment of workers", lambda: len(running.deployments("demo")) == 2)
 
 
-def test_another_image_replaces_all(running: Stage) -> None:
+def test_new_image_replaces_all_members(running: Stage) -> None:
     running.edit("demo", {"image": "oars.lab/played:2"})
 
     def images() -> set[str]:
@@ -71,7 +71,7 @@ def test_another_image_replaces_all(running: Stage) -> None:
     assert len(running.pods("demo", "worker")) == 3
 
 
-def test_what_the_head_shall_no_longer_have_is_taken_away(stage: Stage, operators: Operators) -> None:
+def test_fields_removed_from_the_spec_are_removed_from_the_head(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo", head={**resource("demo")["spec"]["head"], "env": {"COLOUR": "blue"}}))
     stage.await_ready("demo")
@@ -90,7 +90,7 @@ def test_what_the_head_shall_no_longer_have_is_taken_away(stage: Stage, operator
     stage.until("demo", "has lost the variable", is_lost)
 
 
-def test_ready_means_the_head_that_was_asked_for(running: Stage) -> None:
+def test_ready_means_the_head_of_the_current_revision(running: Stage) -> None:
     old = {pod["metadata"]["name"] for pod in running.pods("demo", "head")}
     running.edit("demo", {"head": {"env": {"COLOUR": "blue"}}})
     running.await_ready("demo")
@@ -104,7 +104,7 @@ def test_ready_means_the_head_that_was_asked_for(running: Stage) -> None:
         ({"options": {"colour": "blue"}}, "spec.options: played has no option 'colour'"),
         (
             {"head": {"pod": {"spec": {"containers": [{"name": "head", "command": ["sh"]}]}}}},
-            "head.pod.spec.containers[head].command clashes with what Oars sets there",
+            "head.pod.spec.containers[head].command cannot be set",
         ),
         (
             {"head": {"pod": {"nodeSelector": {}}}},
@@ -112,7 +112,7 @@ def test_ready_means_the_head_that_was_asked_for(running: Stage) -> None:
         ),
     ],
 )
-def test_a_mistake_the_schema_lets_through_is_told_and_mended(
+def test_invalid_spec_that_the_schema_accepts_is_reported_until_it_is_fixed(
     running: Stage, edit: dict[str, object], words: str
 ) -> None:
     def told() -> Object | None:
@@ -131,7 +131,7 @@ def test_a_mistake_the_schema_lets_through_is_told_and_mended(
     running.await_ready("demo")
 
 
-def test_a_new_cluster_with_a_mistake_makes_nothing(stage: Stage, operators: Operators) -> None:
+def test_new_cluster_with_an_invalid_spec_creates_nothing(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo", engine="dusk"))
     message = stage.until("demo", "is refused", lambda: stage.get("demo")["status"].get("message"))
@@ -139,7 +139,7 @@ def test_a_new_cluster_with_a_mistake_makes_nothing(stage: Stage, operators: Ope
     assert stage.left("demo") == []
 
 
-def test_a_refusal_of_kubernetes_is_told_and_mended(stage: Stage, operators: Operators) -> None:
+def test_rejected_object_is_reported_until_the_spec_is_fixed(stage: Stage, operators: Operators) -> None:
     operators()
     wrong = group()["pod"]["spec"] | {"dnsPolicy": "Nonsense"}
     stage.create(resource("demo", group(pod={"spec": wrong})))
@@ -153,7 +153,7 @@ def test_a_refusal_of_kubernetes_is_told_and_mended(stage: Stage, operators: Ope
 
 
 @pytest.mark.usefixtures("patient")
-def test_after_a_new_head_workers_are_replaced_once(stage: Stage, operators: Operators, fault_proxy: Proxies) -> None:
+def test_workers_are_replaced_once_after_a_new_head(stage: Stage, operators: Operators, fault_proxy: Proxies) -> None:
     proxy = fault_proxy()
     operators(proxy.kubeconfig)
     stage.create(resource("demo"))
@@ -175,7 +175,7 @@ def test_after_a_new_head_workers_are_replaced_once(stage: Stage, operators: Ope
     assert template["metadata"]["annotations"][names.HEAD_EPOCH] == "1"
 
 
-def test_what_somebody_deletes_comes_back(running: Stage) -> None:
+def test_deleted_deployments_are_recreated(running: Stage) -> None:
     """The pods of what is deleted outlive it for a moment: only others show that it came back."""
     kube = running.kube
 
@@ -195,7 +195,7 @@ def test_what_somebody_deletes_comes_back(running: Stage) -> None:
     running.await_ready("demo")
 
 
-def test_what_somebody_deletes_beside_the_members_comes_back(running: Stage) -> None:
+def test_deleted_surroundings_are_recreated(running: Stage) -> None:
     objects = [
         "service/demo-head",
         "serviceaccount/demo-oars",
@@ -209,7 +209,7 @@ def test_what_somebody_deletes_beside_the_members_comes_back(running: Stage) -> 
     assert running.workers("demo") == pods, "nothing else was touched"
 
 
-def test_what_was_deleted_while_nobody_looked_comes_back(stage: Stage, operators: Operators) -> None:
+def test_objects_deleted_while_the_operator_was_down_are_recreated(stage: Stage, operators: Operators) -> None:
     first = operators()
     stage.create(resource("demo"))
     stage.await_ready("demo")
@@ -221,7 +221,7 @@ def test_what_was_deleted_while_nobody_looked_comes_back(stage: Stage, operators
     stage.until("demo", "is whole again", lambda: set(stage.left("demo")) == before)
 
 
-def test_an_ingress_comes_and_goes_with_its_host(running: Stage) -> None:
+def test_ingress_is_created_and_deleted_with_its_host(running: Stage) -> None:
     ingress = running.kube.path("ingresses/demo-head", "apis/networking.k8s.io/v1")
     running.edit("demo", {"expose": {"host": "demo.example.org"}})
     running.until("demo", "has an Ingress", lambda: running.kube.api.raw("GET", ingress)[0] == 200)
@@ -229,7 +229,7 @@ def test_an_ingress_comes_and_goes_with_its_host(running: Stage) -> None:
     running.until("demo", "has none", lambda: running.kube.api.raw("GET", ingress)[0] == 404)
 
 
-def test_a_description_for_another_namespace_is_refused(stage: Stage, operators: Operators) -> None:
+def test_spec_for_another_namespace_is_rejected(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo", namespace={"name": "elsewhere"}))
     message = stage.until("demo", "is refused", lambda: stage.get("demo")["status"].get("message"))
@@ -237,7 +237,7 @@ def test_a_description_for_another_namespace_is_refused(stage: Stage, operators:
     assert stage.left("demo") == []
 
 
-def test_what_somebody_scales_by_hand_is_put_right(running: Stage) -> None:
+def test_manual_scaling_of_a_deployment_is_reverted(running: Stage) -> None:
     running.kube.kubectl("scale", "deployment/demo-worker", "--replicas=5")
 
     def put_right() -> bool:

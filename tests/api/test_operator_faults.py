@@ -31,7 +31,7 @@ WEATHER = {
 
 
 @pytest.mark.parametrize("weather", WEATHER)
-def test_bad_weather_delays_and_nothing_more(
+def test_api_errors_only_delay_the_life_cycle(
     weather: str, stage: Stage, operators: Operators, fault_proxy: Proxies
 ) -> None:
     # The Lease is left in peace: losing the lead is another test.
@@ -48,7 +48,7 @@ def test_bad_weather_delays_and_nothing_more(
 
 
 @pytest.mark.parametrize("write", [*(pytest.param(number, marks=pytest.mark.long) for number in (1, 4, 6)), 7])
-def test_killed_at_a_write_and_started_again(
+def test_operator_killed_at_a_write_recovers(
     write: int, stage: Stage, operators: Operators, fault_proxy: Proxies
 ) -> None:
     """The fault matrix does this at every single write; here at a few."""
@@ -65,7 +65,9 @@ def test_killed_at_a_write_and_started_again(
     assert len(stage.pods("demo")) == 4
 
 
-def test_killed_while_scaling_down_the_same_ones_go(stage: Stage, operators: Operators, fault_proxy: Proxies) -> None:
+def test_scale_down_interrupted_by_a_kill_removes_the_same_workers(
+    stage: Stage, operators: Operators, fault_proxy: Proxies
+) -> None:
     # It gets no further than to write down whom it chose.
     proxy = fault_proxy([Rule(Drop(), verb="patch", resource="pods")])
     first = operators(proxy.kubeconfig, "first", lease=SHORT_LEASE)
@@ -87,7 +89,7 @@ def _retiring(stage: Stage) -> dict[str, object]:
     return found
 
 
-def test_of_two_replicas_the_other_takes_over(stage: Stage, operators: Operators) -> None:
+def test_second_replica_takes_over(stage: Stage, operators: Operators) -> None:
     leader = operators(identity="leader")
     spare = operators(identity="spare", leads=False)
     stage.create(resource("demo"))
@@ -99,7 +101,7 @@ def test_of_two_replicas_the_other_takes_over(stage: Stage, operators: Operators
     assert stage.await_ready("demo")["ready"] == "5/5"
 
 
-def test_a_leader_that_stops_in_good_order_hands_over_at_once(stage: Stage, operators: Operators) -> None:
+def test_stopping_leader_releases_the_lease(stage: Stage, operators: Operators) -> None:
     leader = operators(identity="leader", lease="60s")
     operators(identity="spare", leads=False, lease="60s")
     stage.create(resource("demo"))
@@ -108,7 +110,7 @@ def test_a_leader_that_stops_in_good_order_hands_over_at_once(stage: Stage, oper
     until("the spare leads", lambda: holder(stage.kube).startswith("spare-"), 40)  # before the lease would run out
 
 
-def test_the_api_server_goes_and_comes_back(
+def test_operator_survives_an_api_server_restart(
     stage: Stage, operators: Operators, outage: Callable[[str], AbstractContextManager[None]]
 ) -> None:
     operator = operators()
@@ -122,7 +124,7 @@ def test_the_api_server_goes_and_comes_back(
     assert not operator.says("Traceback")
 
 
-def test_watches_that_fall_silent_are_begun_anew(stage: Stage, fault_proxy: Proxies) -> None:
+def test_silent_watches_are_restarted(stage: Stage, fault_proxy: Proxies) -> None:
     """In this process, so that silence need not last the usual minute and a half."""
     proxy = fault_proxy([Rule(EndWatch(1, "silent"), verb="watch", times=6)])
     namespace = stage.kube.namespace

@@ -34,7 +34,7 @@ def heals(stage: Stage, name: str) -> None:
 # labels
 
 
-def test_a_pod_with_wrong_labels_is_nobodys_and_blinds_nobody(stage: Stage, operators: Operators) -> None:
+def test_pod_with_wrong_labels_is_ignored(stage: Stage, operators: Operators) -> None:
     operator = operators()
     for name in ("demo", "other"):
         stage.create(resource(name))
@@ -55,7 +55,7 @@ def test_a_pod_with_wrong_labels_is_nobodys_and_blinds_nobody(stage: Stage, oper
 # what keeps Deployments from their pods
 
 
-def test_a_head_that_gets_no_replicaset_is_explained_until_it_gets_one(
+def test_head_without_a_replicaset_is_explained_until_it_has_one(
     stage: Stage, operators: Operators, quota: Callable[..., AbstractContextManager[None]]
 ) -> None:
     """Only an event tells of it, and only of the Deployment."""
@@ -103,7 +103,7 @@ DEPLOYMENT = {"spec": {"replicas": 0, "selector": {"matchLabels": {"app": "their
         ("deployments", "apis/apps/v1", "Deployment", "demo-worker", DEPLOYMENT),
     ],
 )
-def test_what_is_anothers_stays_untouched_and_is_told(  # noqa: PLR0913 (a table)
+def test_foreign_objects_are_reported_and_left_alone(  # noqa: PLR0913 (a table)
     path: str, version: str, kind: str, name: str, body: Object, stage: Stage, operators: Operators
 ) -> None:
     operator = operators()
@@ -125,7 +125,7 @@ def test_what_is_anothers_stays_untouched_and_is_told(  # noqa: PLR0913 (a table
     assert not operator.says("Traceback")
 
 
-def test_a_cluster_may_be_called_as_the_namespaces_own_account(stage: Stage, operators: Operators) -> None:
+def test_cluster_may_have_the_name_of_the_default_service_account(stage: Stage, operators: Operators) -> None:
     operators()
     account = stage.kube.path("serviceaccounts/default")
     until("the namespace has its account", lambda: stage.kube.api.exists(account))
@@ -140,7 +140,7 @@ def test_a_cluster_may_be_called_as_the_namespaces_own_account(stage: Stage, ope
     assert stage.kube.api.get(account)["metadata"]["resourceVersion"] == before
 
 
-def test_an_ingress_of_others_is_not_withdrawn(stage: Stage, operators: Operators) -> None:
+def test_foreign_ingress_is_not_deleted(stage: Stage, operators: Operators) -> None:
     operators()
     backend = {"service": {"name": "theirs", "port": {"number": 80}}}
     look = foreign(
@@ -165,7 +165,7 @@ def secret(stage: Stage) -> Object:
         return {"uid": "", "ownerReferences": [{"uid": ""}]}
 
 
-def test_the_same_name_again_has_secrets_of_its_own(stage: Stage, operators: Operators) -> None:
+def test_cluster_with_a_reused_name_gets_new_secrets(stage: Stage, operators: Operators) -> None:
     """Those of the first one go when the garbage collector comes to them."""
     operators()
     first = stage.create(resource("demo", engine="dask", image="i:1"))
@@ -185,7 +185,7 @@ def owners(stage: Stage, name: str) -> set[str]:
     return {each["metadata"]["ownerReferences"][0]["uid"] for each in stage.deployments(name).values()}
 
 
-def test_a_secret_of_others_is_told(stage: Stage, operators: Operators) -> None:
+def test_foreign_secret_is_reported(stage: Stage, operators: Operators) -> None:
     operators()
     look = foreign(stage, "secrets", "api/v1", "Secret", "demo-oars", data={"password": "bWluZQ=="})
     before = look()
@@ -200,7 +200,7 @@ def test_a_secret_of_others_is_told(stage: Stage, operators: Operators) -> None:
     assert look() == before
 
 
-def test_deletion_in_the_foreground_waits_for_all_that_hangs_on_it(stage: Stage, operators: Operators) -> None:
+def test_foreground_deletion_waits_for_owned_objects(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo"))
     stage.await_ready("demo")
@@ -221,7 +221,7 @@ def test_deletion_in_the_foreground_waits_for_all_that_hangs_on_it(stage: Stage,
 # scaling
 
 
-def test_an_autoscaler_can_act_on_it(stage: Stage, operators: Operators) -> None:
+def test_autoscaler_can_scale_the_cluster(stage: Stage, operators: Operators) -> None:
     operators()
     stage.create(resource("demo"))
     stage.await_ready("demo")

@@ -16,7 +16,7 @@ PASSES = 'oars_reconcile_total{result="ok"}'
 FAILED = 'oars_reconcile_total{result="error"}'
 
 
-def test_one_that_cannot_see_all_lives_but_is_not_ready(
+def test_operator_without_list_permission_is_live_but_not_ready(
     stage: Stage, operators: Operators, fault_proxy: Proxies
 ) -> None:
     """Though it holds the Lease: it works when everything has been listed once."""
@@ -32,7 +32,7 @@ def test_one_that_cannot_see_all_lives_but_is_not_ready(
     assert operator.page("/elsewhere")[0] == 404
 
 
-def test_passes_are_counted_and_timed_where_the_work_is_done(stage: Stage, operators: Operators) -> None:
+def test_metrics_count_and_time_passes(stage: Stage, operators: Operators) -> None:
     began = time.monotonic()
     leader = operators(identity="leader")
     spare = operators(identity="spare", leads=False)

@@ -44,7 +44,7 @@ def heads(stage: Stage) -> list[str]:
     return [pod["metadata"]["name"] for pod in stage.pods("demo", "head")]
 
 
-def test_numbers_change_and_pods_stay(upgraded: Stage) -> None:
+def test_scaling_after_an_upgrade_keeps_the_pods(upgraded: Stage) -> None:
     before, head = upgraded.workers("demo"), heads(upgraded)
     upgraded.edit("demo", {"replicas": 5})
     assert upgraded.await_ready("demo")["ready"] == "5/5"
@@ -55,7 +55,7 @@ def test_numbers_change_and_pods_stay(upgraded: Stage) -> None:
     assert len(upgraded.deployments("demo")) == 2
 
 
-def test_what_is_changed_is_replaced_and_nothing_else(upgraded: Stage) -> None:
+def test_change_after_an_upgrade_replaces_only_what_changed(upgraded: Stage) -> None:
     before, head = upgraded.workers("demo"), heads(upgraded)
     upgraded.edit("demo", sized(group(env={"A": "b"}), group("big", 1)))
     upgraded.until("demo", "has other workers", lambda: not before & upgraded.workers("demo"))
@@ -67,7 +67,7 @@ def test_what_is_changed_is_replaced_and_nothing_else(upgraded: Stage) -> None:
     assert all(is_of_another(upgraded, name) for name in set(heads(upgraded)) - set(head))
 
 
-def test_a_lost_head_gets_workers_of_the_new_version(upgraded: Stage) -> None:
+def test_head_lost_after_an_upgrade_gets_workers_of_the_new_version(upgraded: Stage) -> None:
     before, head = upgraded.workers("demo"), heads(upgraded)
     upgraded.kube.api.delete(upgraded.kube.path(f"pods/{head[0]}"))
 

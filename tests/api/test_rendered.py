@@ -39,7 +39,7 @@ def secret(kube: Kube) -> Object:
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
-def test_what_users_say_gets_there_and_the_same_again_changes_no_pod(kube_api: Kube, engine: str) -> None:
+def test_overlay_reaches_the_pods_and_a_second_apply_changes_none(kube_api: Kube, engine: str) -> None:
     env = {"PATH_X": "$(HOME)/bin", "TEXT": "$$(host)"}
     text = rendered(kube_api, engine, "--secrets", "inline", env=env, head={"pod": OVERLAY})
     kube_api.kubectl("apply", "-f", "-", text=text)
@@ -55,7 +55,7 @@ def test_what_users_say_gets_there_and_the_same_again_changes_no_pod(kube_api: K
 
 
 @pytest.mark.parametrize("secrets", ["inline", "only"])
-def test_other_secrets_than_those_of_a_cluster_that_runs_are_refused(kube_api: Kube, secrets: str) -> None:
+def test_render_refuses_new_secrets_for_a_running_cluster(kube_api: Kube, secrets: str) -> None:
     kube_api.kubectl("apply", "-f", "-", text=rendered(kube_api, "ray", "--secrets", secrets))
     before = secret(kube_api)["data"]
     with pytest.raises(LabError, match="immutable"):
@@ -65,7 +65,7 @@ def test_other_secrets_than_those_of_a_cluster_that_runs_are_refused(kube_api: K
     assert deployment(kube_api, "demo-worker")["spec"]["replicas"] == 5
 
 
-def test_another_file_is_another_template(kube_api: Kube) -> None:
+def test_changed_file_changes_the_pod_template(kube_api: Kube) -> None:
     for number, word in ((1, "created"), (1, "unchanged"), (2, "configured")):
         text = rendered(kube_api, "mars", mars={"config": {"a": number}})
         said = kube_api.kubectl("apply", "-f", "-", text=text)

@@ -69,6 +69,9 @@ class FleetStatus:
     ) -> Object:
         return {"phase": "Sunk", "reason": cause.reason, "observedGeneration": generation}
 
+    def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+        return False
+
 
 FLEETS = ResourceKind(FLEET, fleet, FleetStatus())
 

@@ -15,7 +15,7 @@ from typing import Any
 from oars.base.errors import StartFailed
 from oars.model import Process
 from oars.places.local.process import CLUSTER, TAG
-from oars.places.local.store import ClusterDir, ClusterRecord
+from oars.places.local.store import ClusterDir, ClusterRecord, tag
 from oars.places.process.ledger import Entry
 from oars.places.process.machine import UNKNOWN_EXIT, Exit, Streams
 from oars.plan.fill import fill, fill_mapping
@@ -134,7 +134,7 @@ class AgentMachine:
         return replace(entry, pid=pid, start=start)
 
     def _environment(self, entry: Entry, process: Process, values: Mapping[str, str]) -> dict[str, str]:
-        marks = {TAG: self._record.tag(entry.incarnation), CLUSTER: str(self._root)}
+        marks = {TAG: tag(self._record.mark, entry.incarnation), CLUSTER: str(self._root)}
         return {"PYTHONPATH": ":".join(self._record.import_path), **fill_mapping(process.env, values), **marks}
 
     async def stop(self, entry: Entry, grace: float) -> None:
@@ -142,8 +142,8 @@ class AgentMachine:
         await self._stop(entry, grace, [*entry.litter, scratch])
 
     async def _stop(self, entry: Entry, grace: float, litter: Sequence[str]) -> None:
-        tag = {"tag": self._record.tag(entry.incarnation)}
-        patterns = [fill(pattern, tag) for pattern in litter]
+        values = {"tag": tag(self._record.mark, entry.incarnation)}
+        patterns = [fill(pattern, values) for pattern in litter]
         await self._ask(op="stop", label=_label(entry), grace=grace, signal=entry.signal, litter=patterns)
 
     async def sweep(self, entries: Sequence[Entry]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import yaml
 
 from oars.client import pod_programs
 from oars.client.sync import Cluster
@@ -18,6 +19,7 @@ from oars.testing import EngineContract
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
 
+FILE = "apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nspec:\n  engine: toy\n"
 BUSY = 30.0  # seconds; three times the promise, because other tests run at the same time
 
 
@@ -80,16 +82,48 @@ print("failed: the head said", call.recv(1), flush=True)
 
     def test_options_are_checked_with_place_and_nearest_name(self, state: Path, tmp_path: Path) -> None:
         path = tmp_path / "toy.yaml"
-        path.write_text(
-            "apiVersion: oars.dev/v1alpha1\nkind: ComputeCluster\nspec:\n  engine: toy\n  toy: {wireFormt: text}\n"
-        )
+        path.write_text(FILE + "  toy: {wireFormt: text}\n")
         error = oars(state, "up", "-f", str(path), code=2).stderr
         assert f"{path}:5:9: spec.toy.wireFormt is not a known field; did you mean 'wireFormat'?" in error
 
-    def test_log_of_a_dead_worker_is_explained(self, state: Path) -> None:
+    def test_log_of_a_dead_worker_is_explained(self, state: Path, tmp_path: Path) -> None:
         """By the engine's own pattern."""
         error = oars(state, "up", "fails", "--engine", "toy", "--set", "toy.giveUp='0'", code=1).stderr
         assert "worker worker-0 gave up" in error and "Play with it less." in error
+        path = tmp_path / "toy.yaml"
+        path.write_text(FILE + "  toy: {giveUp: '1'}\n  minReady: 1\n  workers: 2\n")
+        oars(state, "up", "half", "-f", str(path), "-q")
+        try:
+            (cause,) = json.loads(oars(state, "why", "half", "-o", "json").stdout)
+            assert "worker worker-1 gave up" in cause["message"] and cause["hint"] == "Play with it less."
+        finally:
+            oars(state, "down", "half", "-q")
+
+    def test_diff_shows_changed_options(self, cluster: Cluster, state: Path) -> None:
+        command = ("diff", "contract", "--engine", "toy", "--workers", "2")
+        assert oars(state, *command).stdout == "contract matches the spec.\n"
+        changed = oars(state, *command, "--set", "toy.wireFormat=text", code=1).stdout
+        assert "refused:" in changed and "toy: nothing → {'wireFormat': 'text'}" in changed
+
+    def test_render_has_the_engine_s_image_options_and_dashboard(self, state: Path) -> None:
+        chosen = ("--engine", "toy", "--set", "expose.host=demo.example", "--set", "toy.crash='7'")
+        objects = {obj["kind"]: obj for obj in yaml.safe_load_all(oars(state, "render", "demo", *chosen).stdout)}
+        (path,) = objects["Ingress"]["spec"]["rules"][0]["http"]["paths"]
+        assert path["backend"]["service"]["port"]["number"] == 7002
+        (container,) = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == "toy:1"
+        assert {"name": "TOY_CRASH", "value": "7"} in container["env"]
+
+    def test_installed_crd_has_the_engine_s_block(self, state: Path) -> None:
+        (definition,) = (
+            obj
+            for obj in yaml.safe_load_all(oars(state, "operator", "manifests").stdout)
+            if obj["kind"] == "CustomResourceDefinition"
+        )
+        (version,) = definition["spec"]["versions"]
+        spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        assert spec["properties"]["toy"]["properties"]["wireFormat"]["enum"] == ["json", "text"]
+        assert any("toy.wireFormat" in rule["message"] for rule in spec["x-kubernetes-validations"])
 
 
 class TestDask(EngineContract):

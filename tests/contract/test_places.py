@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import glob
 import os
+import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +22,15 @@ from oars.places.base import Place
 from oars.places.intent import Intent
 from oars.places.local.defaults import defaults
 from oars.places.local.machine import LocalMachine
-from oars.places.local.process import MARK, boot_id
+from oars.places.local.process import MARK, boot_id, identify
 from oars.places.local.store import ClusterDir, ClusterRecord, Store
+from oars.places.process.ledger import read_ledger, write_ledger
 from oars.places.process.machine import Machine
 from oars.places.process.place import ProcessPlace
 from oars.plan.desired import build
 from oars.spec.cluster import ClusterSpec
-from oars.testing import PlaceContract
-from oars.testing.place import until
+from oars.testing import PlaceContract, processes
+from oars.testing.place import in_place, until
 from tests.contract.agent_machine import AgentMachine
 
 LITTERER = """
@@ -72,8 +74,9 @@ class ProcessContract(PlaceContract):
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[Place, Desired]]:
         desired = build("demo", SPEC, engines.get("toy"), defaults(SPEC, 2**33))
+        self.mark = secrets.token_hex(4)  # of its own: a sweep kills everything that carries the mark
         record = ClusterRecord(
-            "demo", Intent(SPEC.model_dump()), desired, sys.executable, "mark", time.time(),
+            "demo", Intent(SPEC.model_dump()), desired, sys.executable, self.mark, time.time(),
             boot=boot_id(), import_path=(os.environ["PYTHONPATH"],),
         )  # fmt: skip
         directory = Store(self.state).create(record, {"token": b"x"})
@@ -92,29 +95,40 @@ class ProcessContract(PlaceContract):
     async def reopen(self, place: Place) -> Place:
         return await self._open(Store(self.state).cluster("demo"))
 
+    async def inventory(self, place: Place) -> Mapping[str, str]:
+        """Processes by pid, files by path. Members write into their own directories and logs."""
+        directory = Store(self.state).cluster("demo")
+        stored = (directory.ledger_file, directory.report_file)
+        written = [str(path.stat().st_mtime_ns) for path in stored if path.exists()]
+        others = [
+            path for path in directory.path.rglob("*") if path not in stored and directory.logs not in path.parents
+        ]
+        members = (directory.members, directory.path / "host")
+        files = {str(path): "" for path in others if not any(each in path.parents for each in members)}
+        files |= {str(path): "" for each in members if each.exists() for path in each.iterdir()}
+        return {**files, **{line.split()[0]: "" for line in processes(self.state)}, "records": " ".join(written)}
+
     async def kill(self, place: Place, member: Member) -> None:
         assert member.pid is not None
         os.kill(member.pid, signal.SIGKILL)
 
-    def test_an_exit_is_reported_until_it_is_ensured_again(self) -> None:
-        async def test(place: Place, desired: Desired) -> None:
-            await self.start(place, desired)
+    @in_place
+    async def test_an_exit_is_reported_until_it_is_ensured_again(self, place: Place, desired: Desired) -> None:
+        await self.start(place, desired)
 
-            async def answers() -> bool:
-                return (await engines.get("toy").look(place.wire(desired))).up
+        async def answers() -> bool:
+            return (await engines.get("toy").look(place.wire(desired))).up
 
-            await until(answers)
-            head = (await place.observe(desired)).member(HEAD)
-            assert head is not None
-            await self.kill(place, head)
-            for _ in range(2):  # also for the loop that takes over
-                dead = await self._exited(place, desired)
-                assert (dead.reason, dead.exit_code) == ("was killed by SIGKILL", -signal.SIGKILL)
-                assert "toy head starts" in dead.tail
-                await place.record(desired, (await place.observe(desired)).state)
-                place = await self.reopen(place)
-
-        self.run(test)
+        await until(answers)
+        head = (await place.observe(desired)).member(HEAD)
+        assert head is not None
+        await self.kill(place, head)
+        for _ in range(2):  # also for the loop that takes over
+            dead = await self._exited(place, desired)
+            assert (dead.reason, dead.exit_code) == ("was killed by SIGKILL", -signal.SIGKILL)
+            assert "toy head starts" in dead.tail
+            await place.record(desired, (await place.observe(desired)).state)
+            place = await self.reopen(place)
 
     async def _exited(self, place: Place, desired: Desired) -> Member:
         async with asyncio.timeout(SECONDS):
@@ -124,25 +138,21 @@ class ProcessContract(PlaceContract):
                     return head
                 await asyncio.sleep(0.02)
 
-    def test_a_helper_runs_beside_the_head(self) -> None:
-        async def test(place: Place, desired: Desired) -> None:
-            await self.start(place, desired)
-            wire = place.wire(desired)
-            first = await wire.ask(WHO, {})
-            await place.collect(desired)
-            assert first == await wire.ask(WHO, {}), "it is neither started for every request nor collected"
+    @in_place
+    async def test_a_helper_runs_beside_the_head(self, place: Place, desired: Desired) -> None:
+        await self.start(place, desired)
+        wire = place.wire(desired)
+        first = await wire.ask(WHO, {})
+        await place.collect(desired)
+        assert first == await wire.ask(WHO, {}), "it is neither started for every request nor collected"
 
-        self.run(test)
-
-    def test_removed_workers_leave_nothing(self) -> None:
-        async def test(place: Place, desired: Desired) -> None:
-            await self.start(place, desired)
-            assert await asyncio.to_thread(_within, SECONDS, lambda: len(_toy_litter()) == 2)
-            everyone = tuple(member.id for member in (await place.observe(desired)).members)
-            await place.remove(desired, Remove(everyone, "test"))
-            assert _toy_litter() == []
-
-        self.run(test)
+    @in_place
+    async def test_removed_workers_leave_nothing(self, place: Place, desired: Desired) -> None:
+        await self.start(place, desired)
+        assert await asyncio.to_thread(_within, SECONDS, lambda: len(_files("toy", self.mark)) == 2)
+        everyone = tuple(member.id for member in (await place.observe(desired)).members)
+        await place.remove(desired, Remove(everyone, "test"))
+        assert _files("toy", self.mark) == []
 
 
 class TestLocal(ProcessContract):
@@ -166,19 +176,43 @@ class TestLocal(ProcessContract):
             await place.remove(desired, Remove((worker,), "not wanted any more"))
             if not exists:
                 self._let_go()
-            assert await asyncio.to_thread(_within, SECONDS, lambda: not _litter())
+            assert await asyncio.to_thread(_within, SECONDS, lambda: not _files("litter", self.mark))
 
         self.run(test)
 
-    def test_collect_ends_what_a_loop_that_died_did_not_record(self) -> None:
+    @in_place
+    async def test_collect_ends_what_a_loop_that_died_did_not_record(self, place: Place, desired: Desired) -> None:
+        env = {**os.environ, MARK: self.mark}
+        stray = await asyncio.create_subprocess_exec("sleep", "600", env=env, start_new_session=True)
+        await self.start(place, desired)
+        assert stray.returncode is None
+        await place.collect(desired)
+        assert await asyncio.wait_for(stray.wait(), SECONDS) == -signal.SIGKILL
+        assert {m.state for m in (await place.observe(desired)).members} == {MemberState.RUNNING}
+
+    def test_head_whose_start_was_not_recorded_ends_before_the_next_one_starts(self) -> None:
+        """The keeper was killed after the fork of the head and before it wrote the pid."""
+
         async def test(place: Place, desired: Desired) -> None:
-            env = {**os.environ, MARK: "mark"}
-            stray = await asyncio.create_subprocess_exec("sleep", "600", env=env, start_new_session=True)
             await self.start(place, desired)
-            assert stray.returncode is None
-            await place.collect(desired)
-            assert await asyncio.wait_for(stray.wait(), SECONDS) == -signal.SIGKILL
-            assert {m.state for m in (await place.observe(desired)).members} == {MemberState.RUNNING}
+            before = (await place.observe(desired)).member(HEAD)
+            assert before is not None and before.pid is not None
+            old = identify(before.pid)
+            await place.close()
+            path = Store(self.state).cluster("demo").ledger_file
+            ledger = read_ledger(path)
+            write_ledger(path, ledger.with_entries([replace(ledger.entries[HEAD], pid=None, start=0, boot="")]))
+            place = await self.reopen(place)
+
+            async def is_another() -> bool:
+                await place.observe(desired)
+                await place.ensure(desired, Ensure(desired.shape.head, (HEAD,)))
+                entry = read_ledger(path).entries[HEAD]
+                assert str(entry.incarnation) == before.incarnation or (old and not old.alive()), "there are two heads"
+                await place.collect(desired)
+                return entry.pid is not None
+
+            await until(is_another)
 
         self.run(test)
 
@@ -194,9 +228,9 @@ class TestLocal(ProcessContract):
 
     def _let_go(self) -> None:
         """Have the litterer forked while the event loop is blocked."""
-        assert not _litter()
+        assert not _files("litter", self.mark)
         (self.state / "go").touch()
-        assert _within(SECONDS, _litter)
+        assert _within(SECONDS, lambda: _files("litter", self.mark))
 
 
 class TestHost(ProcessContract):
@@ -211,12 +245,8 @@ class TestHost(ProcessContract):
         await place.close()
 
 
-def _litter() -> list[str]:
-    return glob.glob("/tmp/oars-litter-*")
-
-
-def _toy_litter() -> list[str]:
-    return glob.glob("/tmp/oars-toy-mark-*")
+def _files(name: str, mark: str) -> list[str]:
+    return glob.glob(f"/tmp/oars-{name}-{mark}-*")
 
 
 def _within(seconds: float, condition: Callable[[], object]) -> bool:

@@ -78,7 +78,7 @@ class KubeContract:
     def program(self, name: str) -> str:
         return str(getattr(self.engine, name))
 
-    def test_it_is_ready_and_says_who_looks_after_it(self, demo: Cluster, home: Kube) -> None:
+    def test_ready_cluster_shows_its_mode(self, demo: Cluster, home: Kube) -> None:
         status = demo.status()
         assert (status.phase, status.ready, status.mode, status.namespace) == (
             Phase.READY, 1, self.mode, home.namespace,
@@ -105,14 +105,14 @@ class KubeContract:
         after = {pod["metadata"]["name"] for pod in staying(home, "worker")}
         assert after < before, f"{after} of {before}"
 
-    def test_a_lost_worker_is_replaced(self, demo: Cluster, home: Kube) -> None:
+    def test_lost_worker_is_replaced(self, demo: Cluster, home: Kube) -> None:
         victim = staying(home, "worker")[0]["metadata"]["name"]
         delete_pod(home, victim)
         until(lambda: victim not in {member.id for member in demo.members()}, 60)
         assert demo.wait(timeout=TIMEOUT).ready == 1
 
     @pytest.mark.long
-    def test_it_outlives_a_restart_of_containerd(
+    def test_cluster_survives_a_containerd_restart(
         self, demo: Cluster, home: Kube, outage: Callable[[str], AbstractContextManager[None]]
     ) -> None:
         """Containers run on without it; should its kubelet start one anew on a busy machine, that is made good."""
@@ -121,7 +121,7 @@ class KubeContract:
         until(lambda: settled(demo), 90)
         assert any(line.startswith("result") for line in run_driver(demo, self.program("work"), 180))
 
-    def test_a_lost_head_comes_back_with_its_workers(self, demo: Cluster, home: Kube) -> None:
+    def test_lost_head_is_replaced_with_its_workers(self, demo: Cluster, home: Kube) -> None:
         before = {pod["metadata"]["uid"] for pod in home.pods("oars.dev/cluster=demo")}
         (changes,) = head_changes(home)
         with DriverProgram(demo, self.program("hang")) as program:
@@ -140,7 +140,7 @@ class KubeContract:
         assert head_changes(home) == {changes + 1}, "the workers' template was changed once"
 
     @pytest.mark.long
-    def test_a_head_that_restarts_in_its_pod_gets_new_workers(
+    def test_head_container_restart_replaces_the_workers(
         self, demo: Cluster, home: Kube, crash: Callable[[Any, str], None]
     ) -> None:
         (head,) = staying(home, "head")

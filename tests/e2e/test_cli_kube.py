@@ -91,7 +91,7 @@ def demo(request: pytest.FixtureRequest, oars: Line, description: str) -> Iterat
 class TestDirect:
     mode = "direct"
 
-    def test_it_is_found_and_told(self, oars: Line, demo: str) -> None:
+    def test_cluster_is_listed_with_its_status(self, oars: Line, demo: str) -> None:
         found = oars.status(demo)
         assert (found["place"], found["mode"], found["namespace"]) == ("kubernetes", "direct", oars.kube.namespace)
         assert found["groups"] == [{"name": "default", "wanted": 1, "ready": 1}]
@@ -129,7 +129,7 @@ class TestDirect:
             "logs", "deploy/demo-head", "-c", "oars"
         )
 
-    def test_programs_run_here(self, oars: Line, demo: str, tmp_path: Path) -> None:
+    def test_local_programs_reach_the_cluster(self, oars: Line, demo: str, tmp_path: Path) -> None:
         script = tmp_path / "script.py"
         script.write_text(SCRIPT)
         here = ("exec", demo, *oars.at, "--local", "--")
@@ -137,7 +137,7 @@ class TestDirect:
         told = oars("shell", demo, *oars.at, "--local", text="print('sum', client.submit(sum, [1, 2]).result())")
         assert told.stdout == "sum 3\n"
 
-    def test_a_terminal_in_the_head_pod(self, oars: Line, demo: str) -> None:
+    def test_shell_opens_a_terminal_in_the_head_pod(self, oars: Line, demo: str) -> None:
         with Terminal(OARS, "shell", demo, *oars.at, env=oars.env) as terminal:
             terminal.until(b">>> ")
             terminal.type(b"client.submit(sum, [1, 2]).result() + 100\r", b"103")
@@ -166,7 +166,7 @@ class TestDirect:
         refused = oars("cp", f"{demo}:/tmp/x", "x", *oars.at, "-c", "nobody", code=3).stderr
         assert "Containers: head, oars." in refused
 
-    def test_the_dashboard(self, oars: Line, demo: str) -> None:
+    def test_dashboard_is_forwarded(self, oars: Line, demo: str) -> None:
         process = oars.begin("dashboard", demo, *oars.at, "--no-open")
         try:
             assert process.stdout is not None
@@ -278,7 +278,7 @@ def _restarts(oars: Line) -> int:
 class TestOperated:
     mode = "operator"
 
-    def test_the_same_words(self, oars: Line, demo: str, description: str) -> None:
+    def test_same_commands_work_with_the_operator(self, oars: Line, demo: str, description: str) -> None:
         assert oars.status(demo)["mode"] == "operator"
         assert oars("diff", "-f", description, *oars.at).stdout == "demo matches the spec.\n"
         assert "Workers:   2/2 ready" in oars("scale", demo, "2", *oars.at).stdout
@@ -290,7 +290,7 @@ class TestOperated:
 
 
 class TestAlone:
-    def test_a_script(self, oars: Line, tmp_path: Path) -> None:
+    def test_run_starts_a_cluster_for_a_script(self, oars: Line, tmp_path: Path) -> None:
         """The driver is here, the cluster there; afterwards nothing is."""
         script = tmp_path / "script.py"
         script.write_text(SCRIPT)
@@ -299,7 +299,7 @@ class TestAlone:
         assert "sum 45" in done.stdout
         assert oars("ls", *oars.at, "-o", "name").stdout == ""
 
-    def test_a_namespace_of_its_own(self, oars: Line) -> None:
+    def test_new_namespace_is_created_and_deleted_with_the_cluster(self, oars: Line) -> None:
         name = f"own-{oars.kube.namespace}"
         image = ("--engine", "dask", "--image", oars.kube.image("dask"), "--workers", "0")
         up = oars("up", name, *image, *SMALL, "--set", "namespace.create=true", "--mode", "direct")
@@ -310,7 +310,7 @@ class TestAlone:
         oars("down", name, "-n", name)
         until(lambda: name not in oars.kube.kubectl("get", "namespaces", "-o", "name"), 180)
 
-    def test_what_cannot_start_is_told_and_taken_away(self, oars: Line) -> None:
+    def test_cluster_that_cannot_start_is_explained_and_removed(self, oars: Line) -> None:
         words = ("--engine", "dask", "--image", "oars.lab/no-such:1", *SMALL, *oars.at, "--mode", "direct")
         for name, seconds in (("bad", "30s"), ("worse", "60s")):  # more only if the node has not come to it
             told = oars("up", name, *words, "--timeout", seconds, code=4).stderr

@@ -34,7 +34,7 @@ def small(home: Kube, **more: Any) -> Cluster:
     )  # fmt: skip
 
 
-def test_it_goes_by_itself_when_its_client_is_killed(kube: Kube) -> None:
+def test_tied_cluster_is_removed_when_its_client_is_killed(kube: Kube) -> None:
     """kill -9 leaves nobody to clean up; the helper beside the head does it when the Lease is no longer renewed."""
     source = f"""
 import sys
@@ -54,7 +54,7 @@ input()
     until(lambda: not ours(kube), 150)
 
 
-def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_works_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no address of the cluster can be dialled: every port is forwarded, and follows the head."""
     monkeypatch.setattr(tunnels, "endpoints", lambda *_: [])
     with small(kube) as cluster:
@@ -68,7 +68,7 @@ def test_through_the_api_server_alone(kube: Kube, monkeypatch: pytest.MonkeyPatc
     until(lambda: not ours(kube), 90)
 
 
-def test_through_a_port_of_the_node(kube: Kube) -> None:
+def test_client_works_through_a_node_port(kube: Kube) -> None:
     with small(kube, expose={"type": "NodePort"}) as cluster:
         opened = {port["nodePort"] for port in kube.api.get(kube.path("services/demo-head"))["spec"]["ports"]}
         assert int(cluster.address.rpartition(":")[2]) in opened

@@ -22,11 +22,11 @@ pytestmark = [pytest.mark.timeout(900)]
 class Dask(KubeContract):
     engine, image = engines.TestDask, "dask"
 
-    def test_it_outlives_a_restart_of_containerd(
+    def test_cluster_survives_a_containerd_restart(
         self, demo: Cluster, home: Kube, outage: Callable[[str], AbstractContextManager[None]]
     ) -> None:
         """Not marked `long` here: the quickest engine stands for the others."""
-        super().test_it_outlives_a_restart_of_containerd(demo, home, outage)
+        super().test_cluster_survives_a_containerd_restart(demo, home, outage)
 
 
 class Ray(KubeContract):
@@ -44,7 +44,7 @@ class Pymars(KubeContract):
 class TestDaskDirect(Dask):
     mode = "direct"
 
-    def test_results_outlive_their_group(self, demo: Cluster, home: Kube, tmp_path: Path) -> None:
+    def test_results_survive_the_removal_of_their_group(self, demo: Cluster, home: Kube, tmp_path: Path) -> None:
         self.outlive_group(demo, home, tmp_path)
 
 
@@ -52,7 +52,7 @@ class TestRayDirect(Ray):
     mode = "direct"
     more: ClassVar[dict[str, Any]] = {"ray": {"dashboard": True}}  # the other has none, and other probes
 
-    def test_an_object_keeps_its_worker_until_force_is_said(self, demo: Cluster, home: Kube) -> None:
+    def test_worker_with_an_object_stays_until_forced(self, demo: Cluster, home: Kube) -> None:
         """What Ray then makes of the reference is its own affair: it may compute the object again."""
         demo.scale(2)
         demo.wait(timeout=TIMEOUT)
@@ -84,11 +84,11 @@ class TestPymarsDirect(Pymars):
 class TestDaskOperated(Dask):
     mode = "operator"
 
-    def test_a_head_that_restarts_in_its_pod_gets_new_workers(
+    def test_head_container_restart_replaces_the_workers(
         self, demo: Cluster, home: Kube, crash: Callable[[Any, str], None]
     ) -> None:
         """Not marked `long` here: the quickest engine stands for the others."""
-        super().test_a_head_that_restarts_in_its_pod_gets_new_workers(demo, home, crash)
+        super().test_head_container_restart_replaces_the_workers(demo, home, crash)
 
 
 class TestRayOperated(Ray):
@@ -104,5 +104,5 @@ class TestPymarsOperated(Pymars):
     mode = "operator"
 
     @pytest.mark.long
-    def test_results_outlive_their_group(self, demo: Cluster, home: Kube, tmp_path: Path) -> None:
+    def test_results_survive_the_removal_of_their_group(self, demo: Cluster, home: Kube, tmp_path: Path) -> None:
         self.outlive_group(demo, home, tmp_path)

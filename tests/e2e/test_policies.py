@@ -56,7 +56,7 @@ def pod_of(home: Kube, role: str) -> dict[str, Any]:
     ],
     ids=["dask", "ray", "mars"],
 )
-def test_members_and_neighbours_get_in_and_strangers_do_not(
+def test_network_policy_admits_members_and_the_namespace_only(
     kube: Kube, elsewhere: Kube, enforced: None, engine: type[Any], image: str
 ) -> None:
     """From outside the driver comes through the API server, which no policy shuts out."""

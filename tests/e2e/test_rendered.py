@@ -101,7 +101,7 @@ def run_as_job(kube: Kube, example: Path) -> None:
     kube.kubectl("delete", created)
 
 
-def test_the_ray_document(kube: Kube, tmp_path: Path, outage: Outage) -> None:
+def test_ray_document_works_with_rendered_manifests(kube: Kube, tmp_path: Path, outage: Outage) -> None:
     """Command by command, as it stands in the document, with the programs of our page; and containerd is killed once on
     the way."""
     file = tmp_path / "ray-cluster.yaml"
@@ -244,7 +244,7 @@ def change_replicas(kube: Kube, manifests: Path, replicas: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["dask", "mars-xorbits", pytest.param("mars-pymars", marks=pytest.mark.long)])
-def test_it_lives_without_oars(kube: Kube, tmp_path: Path, outage: Outage, name: str) -> None:
+def test_rendered_cluster_runs_without_oars(kube: Kube, tmp_path: Path, outage: Outage, name: str) -> None:
     """A client outside has its results all the time: with more workers, another worker, no containerd, another head."""
     case, file = CASES[name], tmp_path / "cluster.yaml"
     more = ("--set", "mars.distribution=pymars") if "mars" in case.spec else ()

@@ -35,7 +35,7 @@ def as_ann(kube: Kube, mode: str, path: Path) -> Kube:
 
 
 @pytest.mark.parametrize("mode", ["direct", "operator"])
-def test_a_life_with_the_printed_rights(
+def test_life_cycle_with_the_printed_role(
     mode: str, kube: Kube, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two modes one is said; that there is an operator she finds out by herself."""

@@ -191,9 +191,14 @@ def test_only_one_of_two_clusters_gets_the_name() -> None:
     oars("down", "twin", "-q")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_during_up_removes_the_cluster(number: signal.Signals, code: int, own_state: Path) -> None:
-    process = begin("up", "half", *TOY, "--workers", "3", "--set", "workers[0].env.TOY_WAIT='600'")
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [("up", signal.SIGINT, 130), ("up", signal.SIGTERM, 143), ("apply", signal.SIGINT, 130)],
+)
+def test_signal_during_creation_removes_the_cluster(
+    command: str, number: signal.Signals, code: int, own_state: Path
+) -> None:
+    process = begin(command, "half", *TOY, "--workers", "3", "--set", "workers[0].env.TOY_WAIT='600'")
     until(lambda: (own_state / "clusters/half/report.json").exists())
     process.send_signal(number)
     out, err = process.communicate(timeout=SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -301,6 +302,32 @@ def test_damaged_ledger_is_reported_and_the_cluster_can_be_stopped(toy: Cluster,
     assert not directory.exists and not any(process.start_of(pid) for pid in marked_pids)
 
 
+@pytest.mark.parametrize("text", ["{", '{"name": 1}'], ids=["damaged", "of another version"])
+@pytest.mark.parametrize("keeper", [True, False], ids=["keeper", "no keeper"])
+def test_cluster_with_an_unreadable_record_can_be_stopped(
+    toy: Cluster, directory: ClusterDir, own_state: Path, text: str, keeper: bool
+) -> None:
+    first = keeper_pid(directory)
+    if not keeper:
+        kill(first)
+        until(lambda: process.start_of(first) is None)
+    directory.record_file.write_text(text)
+    assert toy.status().reason == "Damaged"
+    toy.stop()
+    assert not directory.path.exists() and not processes(own_state)
+
+
+def test_keeper_leaves_the_directory_to_the_cluster_that_took_it(own_state: Path) -> None:
+    first = Cluster("toy", workers=1, name="demo", timeout="60s")
+    members = pids(first)
+    shutil.rmtree(own_state / "clusters/demo")
+    with Cluster("toy", workers=1, name="demo", timeout="60s") as second:
+        until(lambda: not any(process.start_of(pid) for pid in members.values() if pid))
+        time.sleep(1)  # longer than the first keeper needs to end
+        assert second.wait(timeout="60s").phase is Phase.READY
+    first.close()
+
+
 class TestManyAtOnce:
     @pytest.mark.parametrize("count", [6, pytest.param(30, marks=pytest.mark.long)])
     def test_clusters_started_at_the_same_time_share_nothing(self, own_state: Path, count: int) -> None:
@@ -351,6 +378,30 @@ class TestPrivacy:
 
 
 class TestDisk:
+    @pytest.mark.parametrize("keeper", [True, False], ids=["keeper", "no keeper"])
+    def test_cluster_can_be_stopped_on_a_full_disk(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper: bool
+    ) -> None:
+        small = tmp_path / "small"
+        small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True)
+        try:
+            monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
+            directory = ClusterDir(small / "state/clusters/demo")
+            with Cluster("toy", workers=1, name="demo", timeout="60s") as cluster:
+                first = keeper_pid(directory)
+                if not keeper:
+                    kill(first)
+                    until(lambda: process.start_of(first) is None)
+                with suppress(OSError), (small / "filler").open("wb", 0) as filler:
+                    while True:
+                        filler.write(b"x" * 4096)
+                cluster.stop()
+                assert not directory.path.exists() and not processes(small / "state")
+        finally:
+            until(lambda: not processes(small / "state"))
+            subprocess.run(["umount", str(small)], check=True)
+
     def test_full_disk_is_reported_and_leaves_nothing_behind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

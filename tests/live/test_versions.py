@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
 PROGRAM = """
 import oars
 from oars.base.errors import VersionMismatch
-from oars.engines import versions
+from oars.engines import sessions
 
 def connect():
     try:
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     PRETEND
     connect()
 """
-OLDER_PYTHON = "versions.python = lambda: '3.9.1'"
+OLDER_PYTHON = "sessions.platform.python_version = lambda: '3.9.1'"
 OLDER_RAY = "from ray._private import utils; utils.compute_version_info = lambda: ('1.2.3', '3.9.1')"
 PYMARS = {"engine": "mars", "mars": {"distribution": "pymars"}}
 ENGINES = [

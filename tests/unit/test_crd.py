@@ -11,11 +11,13 @@ import pytest
 
 from oars import engines
 from oars.operator import crd
+from oars.places.kube.state import status_codec
 from oars.spec import resources
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, WorkerGroup, check_namespace
 from oars.spec.status import GroupStatus, Phase, Status
 
 SPEC = crd.spec_schema()
+STATUS = crd.compute_cluster()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 
 
 def schemas(schema: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -47,7 +49,7 @@ def test_schema_has_every_field_of_the_models() -> None:
     assert SPEC["required"] == ["engine"]
 
 
-@pytest.mark.parametrize("schema", [SPEC, crd.status_schema()])
+@pytest.mark.parametrize("schema", [SPEC, STATUS])
 def test_schema_is_structural(schema: dict[str, Any]) -> None:
     free = ("x-kubernetes-preserve-unknown-fields", "x-kubernetes-int-or-string")
     for path, each in schemas(schema):
@@ -138,12 +140,20 @@ def test_patterns_of_quantities_match_the_models(
 
 
 def test_status_matches_the_schema() -> None:
-    status = crd.status_schema()["properties"]
+    status = STATUS["properties"]
     data = Status("demo", "dask", "kubernetes", Phase.READY, groups=(GroupStatus("default", 3, 3),)).to_dict()
     assert set(data) - {"name", "namespace", "engine", "place", "members"} <= set(status)
     assert {*data["groups"][0], "unready"} == set(status["groups"]["items"]["properties"])
     assert set(data["endpoints"]) == set(status["endpoints"]["properties"])
     assert all(phase in status["phase"]["description"] for phase in Phase if phase is not Phase.SUCCEEDED)
+
+
+def test_limits_of_the_status_are_those_of_its_codec() -> None:
+    properties = STATUS["properties"]
+    causes, lines = properties["causes"], properties["causes"]["items"]["properties"]["lines"]
+    limits = (status_codec.MAX_CAUSES, status_codec.MAX_LINES, status_codec.MAX_LINE_LENGTH)
+    assert (causes["maxItems"], lines["maxItems"], lines["items"]["maxLength"]) == limits
+    assert properties["groups"]["items"]["properties"]["unready"]["maxItems"] == status_codec.MAX_UNREADY
 
 
 def test_scale_paths_exist_in_the_schema() -> None:

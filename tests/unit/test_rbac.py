@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from oars.cli.operator import operator
-from oars.cli.rbac import rbac as rbac_command
+from oars.cli.kubernetes import operator
+from oars.cli.kubernetes import rbac as rbac_command
 from oars.kube import kinds
 from oars.kube.kinds import Kind
 from oars.operator import NAME, NAMESPACE, manifests, rbac

@@ -19,14 +19,6 @@ class TokenBucket:
         self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate)
         self._updated = now
 
-    def take(self) -> bool:
-        """Take a token; False if there is none."""
-        self._refill()
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
     def reserve(self) -> float:
         """Take the next token, even a future one. Returns the seconds until it is available."""
         self._refill()

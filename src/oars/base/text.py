@@ -19,3 +19,8 @@ def suggest(word: str, choices: Iterable[str]) -> str:
     by_lower = {choice.lower(): choice for choice in choices}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def command(verb: str, cluster: str, *arguments: str, namespace: str = "") -> str:
+    """A complete command line `oars VERB CLUSTER …`, for hints."""
+    return " ".join(["oars", verb, cluster, *arguments, *(["-n", namespace] if namespace else [])])

@@ -26,10 +26,8 @@ def guard(work: Callable[[], int]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.ClickException as error:
-        say(f"{label('error: ')}{error.format_message()}")
         context = getattr(error, "ctx", None)
-        if context is not None:
-            say(f"Run `{context.command_path} --help`.")
+        print_error(OarsError(error.format_message(), f"Run `{context.command_path} --help`." if context else ""))
         return error.exit_code
     except Interrupted as error:
         print_error(error, prefix="")
@@ -45,13 +43,13 @@ def guard(work: Callable[[], int]) -> int:
         say("Interrupted.")
         return INTERRUPTED
     except OSError as error:
-        return _system_error(error)
+        return _system_error(error) if error.strerror else _unexpected(error)
     except Exception as error:  # noqa: BLE001 (nothing may end in a traceback)
         return _unexpected(error)
 
 
 def print_error(error: OarsError, prefix: str = "error: ") -> None:
-    say(f"{label(prefix)}{error.message}")
+    say(f"{click.style(prefix, fg='red', bold=True)}{error.message}")
     hint = error.hint or (RBAC_HINT if error.exit_code == DENIED else "")
     if hint:
         say(hint)
@@ -61,20 +59,17 @@ def print_error(error: OarsError, prefix: str = "error: ") -> None:
 
 def _system_error(error: OSError) -> int:
     """Such as a full disk or an unreadable file."""
-    if not error.strerror:
-        return _unexpected(error)
     _print_traceback(error)
     path = f": {error.filename}" if error.filename else ""
-    say(f"{label('error: ')}{error.strerror}{path}.")
-    say("Run `oars doctor` to check the directories that Oars uses.")
+    print_error(OarsError(f"{error.strerror}{path}.", "Run `oars doctor` to check the directories that Oars uses."))
     return DENIED if error.errno in (errno.EPERM, errno.EACCES) else 1
 
 
 def _unexpected(error: Exception) -> int:
     _print_traceback(error)
     text = " ".join(str(error).split())[:200]
-    say(f"{label('error: ')}{type(error).__name__}: {text}")
-    say("This is a bug in Oars; please report it. Set OARS_DEBUG=1 to see the traceback.")
+    hint = "This is a bug in Oars; please report it. Set OARS_DEBUG=1 to see the traceback."
+    print_error(OarsError(f"{type(error).__name__}: {text}", hint))
     return 1
 
 
@@ -91,10 +86,6 @@ def say(text: str) -> None:
         click.echo(text, err=True, color=has_colour(sys.stderr))
     except OSError:
         return
-
-
-def label(text: str) -> str:
-    return click.style(text, fg="red", bold=True)
 
 
 def has_colour(stream: object) -> bool:

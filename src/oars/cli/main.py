@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
         return [CompletionItem(name, help=line) for name, line in found]
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(oars.__version__, prog_name="oars", message="%(prog)s %(version)s")
 def cli() -> None:
     """Run Dask, Ray and Mars clusters."""

@@ -14,7 +14,6 @@ import click
 from oars.cli.errors import has_colour
 
 T = TypeVar("T")
-FORMATS = ("table", "wide", "json", "yaml", "name")
 PHASES = {"Ready": "green", "Starting": "yellow", "Pending": "yellow", "Degraded": "yellow", "Failed": "red"}
 _GAP = "  "
 
@@ -29,12 +28,20 @@ class Column(Generic[T]):
     paint: Callable[[str], str] = str
 
 
-def output_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """-o FORMAT, passed to the command as `output`."""
-    option = click.option(
-        "-o", "--output", type=click.Choice(FORMATS), default="table", metavar="FORMAT", help=f"{', '.join(FORMATS)}."
+def _output_option(*formats: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """-o FORMAT, passed to the command as `output`; the first format is the default."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default=formats[0],
+        metavar="FORMAT",
+        help=f"{', '.join(formats)}.",
     )
-    return option(function)
+
+
+output_option = _output_option("table", "wide", "json", "yaml", "name")
+manifest_output_option = _output_option("yaml", "json", "name")
 
 
 def write(text: str) -> None:
@@ -45,7 +52,7 @@ def write(text: str) -> None:
 def emit(output: str, data: Any, names: Sequence[str], table: Callable[[bool], str]) -> None:
     """Print data in a format. `table` makes the text for people; its argument says whether it may be wide."""
     if output == "json":
-        write(as_json(data))
+        write(json.dumps(data, indent=2, ensure_ascii=False))
     elif output == "yaml":
         write(as_yaml(data))
     elif output == "name":
@@ -57,8 +64,15 @@ def emit(output: str, data: Any, names: Sequence[str], table: Callable[[bool], s
             write(text)
 
 
-def as_json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)
+def emit_manifests(
+    output: str, objects: Sequence[dict[str, Any]], to_yaml: Callable[[dict[str, Any]], str] | None = None
+) -> None:
+    """Print Kubernetes objects: as YAML documents, as a List in JSON, or as kind/name."""
+    if output == "yaml" and objects:
+        write("\n---\n".join(map(to_yaml or as_yaml, objects)))
+    elif output != "yaml":
+        names = [f"{obj['kind'].lower()}/{obj['metadata']['name']}" for obj in objects]
+        emit(output, {"apiVersion": "v1", "kind": "List", "items": objects}, names, lambda _: "")
 
 
 def as_yaml(data: Any) -> str:
@@ -83,22 +97,23 @@ def table(rows: Sequence[T], columns: Sequence[Column[T]], wide: bool) -> str:
         if wide or (not column.wide and any(_plain(column.value(row)) != "-" for row in rows))
     ]  # fmt: skip
     cells = [[_plain(column.value(row)) for column in chosen] for row in rows]
-    lines = [[column.title for column in chosen], *cells]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(chosen))]
+    titles = [column.title for column in chosen]
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
     room = None if wide else _room(sum(widths[:-1]) + len(_GAP) * (len(chosen) - 1))
-    head = _line(lines[0], widths, [str for _ in chosen], room)
-    return "\n".join([head, *(_line(line, widths, [c.paint for c in chosen], room) for line in cells)])
+
+    def line(texts: Sequence[str], paints: Sequence[Callable[[str], str]]) -> str:
+        fitted = [*texts[:-1], _cut(texts[-1], room)]
+        padded = (paint(text.ljust(width)) for text, width, paint in zip(fitted, widths, paints, strict=True))
+        return _GAP.join(padded).rstrip()
+
+    paints = [column.paint for column in chosen]
+    return "\n".join([line(titles, [str] * len(chosen)), *(line(row, paints) for row in cells)])
 
 
-def phase(text: str) -> str:
+def paint_phase(text: str) -> str:
     """A phase with its colour, which write() removes unless stdout is a terminal."""
     name = text.strip()
     return click.style(text, fg=PHASES[name]) if name in PHASES else text
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], paints: Sequence[Callable[[str], str]], room: int | None) -> str:
-    fitted = [*cells[:-1], _cut(cells[-1], room)]
-    return _GAP.join(p(c.ljust(w)) for c, w, p in zip(fitted, widths, paints, strict=True)).rstrip()
 
 
 def _plain(value: object) -> str:

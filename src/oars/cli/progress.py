@@ -7,8 +7,8 @@ import shutil
 import sys
 import threading
 import time
-from types import TracebackType
-from typing import Self, TextIO
+from contextlib import AbstractContextManager
+from typing import TextIO
 
 from oars.cli.errors import say
 
@@ -20,7 +20,7 @@ _PLAIN_FRAMES = "|/-\\"
 _CLEAR = "\r\x1b[K"
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Call it with the current activity. A thread draws it, so that the elapsed time advances between calls."""
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -44,12 +44,7 @@ class Progress:
             self._thread = threading.Thread(target=self._draw, daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -84,14 +79,10 @@ class Progress:
             if self._live:
                 self._shown = self._text
                 self._write(self._line())
-            elif time.monotonic() - self._last >= LINE_SECONDS:
-                self._print()
+            elif self._text != self._shown and time.monotonic() - self._last >= LINE_SECONDS:
+                self._shown, self._last = self._text, time.monotonic()
+                self._write(self._shown + "\n")
             self._done.wait(TICK)
-
-    def _print(self) -> None:
-        if self._text != self._shown:
-            self._shown, self._last = self._text, time.monotonic()
-            self._write(self._text + "\n")
 
     def _line(self) -> str:
         frames = _FRAMES if "utf" in (self._stream.encoding or "").lower() else _PLAIN_FRAMES

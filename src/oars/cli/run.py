@@ -18,7 +18,7 @@ from oars.cli.options import ClusterOptions, cluster_options, quiet_option
 from oars.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from oars.client.cluster import AsyncCluster
+    from oars.service import AsyncCluster
 
 GRACE_SECONDS = 10.0  # for the script to end after a signal, before the next stronger one
 _PR_SET_PDEATHSIG = 1
@@ -49,9 +49,11 @@ def run(script: str, args: tuple[str, ...], options: ClusterOptions, quiet: bool
     oars run --engine ray train.py --epochs 3          everything after SCRIPT belongs to the script
     oars run train.py --engine ray -- --workers 8      or options after SCRIPT, up to --
     """
+    from oars.service.specs import generate_name
+
     modules = module_directory(script)
     with Progress(quiet=quiet) as progress:
-        name, spec = options.new_name_and_spec(None)
+        name, spec = options.resolve(None, generate_name)
         cluster = options.service.new(
             name, spec, timeout=options.timeout, progress=progress, tied=True, modules=str(modules)
         )
@@ -70,11 +72,12 @@ class _ScriptRun:
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> int:
-        async with contextlib.AsyncExitStack() as stack:
-            await self._cluster.start()
-            stack.push_async_callback(self._stop)
+        await self._cluster.start()
+        try:
             self._progress.close()  # the terminal now belongs to the script
             return await self._run_script()
+        finally:
+            await self._stop()
 
     async def _stop(self) -> None:
         """A cluster that stops too slowly does not change the script's exit code."""
@@ -95,19 +98,9 @@ class _ScriptRun:
         try:
             code = await process.wait()
         except asyncio.CancelledError:
-            await self._end(process)
+            await _end(process)
             raise
         return code if code >= 0 else 128 - code
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Send stronger and stronger signals. The first one is not sent if the terminal has sent it already."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            if number is not signal.SIGINT or not _shares_terminal():
-                _send(process, number)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE_SECONDS):
-                    await process.wait()
-                    return
 
     def on_signal(self, count: int) -> None:
         """A second signal kills the script."""
@@ -115,6 +108,17 @@ class _ScriptRun:
             self._progress(f"{self._cluster.name}: stopping")
         elif count > 1:
             _send(self._process, signal.SIGKILL)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Send stronger and stronger signals. The first one is not sent if the terminal has sent it already."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if number is not signal.SIGINT or not _shares_terminal():
+            _send(process, number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                await process.wait()
+                return
 
 
 def module_directory(script: str) -> Path:

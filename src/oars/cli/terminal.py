@@ -10,7 +10,7 @@ import termios
 import threading
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, BinaryIO
 
 from oars.base.errors import OarsError
@@ -30,8 +30,9 @@ async def connect(session: ExecSession, *, raw: bool) -> int:
     """Transfer data in both directions until the command ends; its exit code."""
     loop = asyncio.get_running_loop()
     async with session:
-        with _raw(raw), _sizes(session, raw, loop):
-            _StdinReader(session, loop).start()
+        with _raw_terminal(session, loop) if raw else nullcontext():
+            # A thread, since not every input can be awaited; a daemon, since the command may end while it blocks.
+            threading.Thread(target=_send_stdin, args=(session, loop), daemon=True).start()
             output = _copy(session.stdout, sys.stdout.buffer), _copy(session.stderr, sys.stderr.buffer)
             await asyncio.gather(*output)
             return await session.wait()
@@ -43,58 +44,33 @@ async def _copy(source: asyncio.StreamReader, target: BinaryIO) -> None:
         target.flush()
 
 
-class _StdinReader(threading.Thread):
-    """Sends stdin to the command. A thread, since not every kind of input can be awaited; a daemon, since the command
-    may end while it blocks."""
-
-    def __init__(self, session: ExecSession, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(daemon=True)
-        self._session = session
-        self._loop = loop
-
-    def run(self) -> None:
-        with suppress(OSError, RuntimeError, OarsError):  # the command or the event loop has ended
-            while data := os.read(0, CHUNK):
-                asyncio.run_coroutine_threadsafe(self._session.write(data), self._loop).result()
-            asyncio.run_coroutine_threadsafe(self._session.close_stdin(), self._loop).result()
+def _send_stdin(session: ExecSession, loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(OSError, RuntimeError, OarsError):  # the command or the event loop has ended
+        while data := os.read(0, CHUNK):
+            asyncio.run_coroutine_threadsafe(session.write(data), loop).result()
+        asyncio.run_coroutine_threadsafe(session.close_stdin(), loop).result()
 
 
 @contextmanager
-def _raw(wanted: bool) -> Iterator[None]:
-    """Pass every key to the command, including Ctrl-C."""
-    if not wanted:
-        yield
-        return
-    before = termios.tcgetattr(0)
-    try:
-        tty.setraw(0)
-        yield
-    finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def _sizes(session: ExecSession, wanted: bool, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Keep the size of the command's terminal equal to that of this one."""
+def _raw_terminal(session: ExecSession, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Pass every key to the command, including Ctrl-C, and keep its terminal as large as this one."""
     tasks: set[asyncio.Task[None]] = set()
 
+    async def resize() -> None:
+        with suppress(ConnectionError):  # the command has ended
+            await session.resize(*os.get_terminal_size(0))
+
     def send_size() -> None:
-        columns, lines = os.get_terminal_size(0)
-        task = loop.create_task(_resize(session, columns, lines))
+        task = loop.create_task(resize())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    if not wanted:
-        yield
-        return
+    before = termios.tcgetattr(0)
     loop.add_signal_handler(signal.SIGWINCH, send_size)
     try:
+        tty.setraw(0)
         send_size()
         yield
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)
-
-
-async def _resize(session: ExecSession, columns: int, lines: int) -> None:
-    with suppress(ConnectionError):  # the command has ended
-        await session.resize(columns, lines)
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -6,13 +6,11 @@ its own (SupportsExec, …), so that callers test for the capability and never f
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from oars.base.errors import NotFound, UsageError
 from oars.base.text import suggest
@@ -20,7 +18,8 @@ from oars.engines.base import Access
 from oars.places.report import Report
 
 if TYPE_CHECKING:
-    from oars.places.kube.render.changes import Change
+    from oars.kube.exec import ExecSession
+    from oars.plan.changes import Change
     from oars.spec.cluster import ClusterSpec
     from oars.spec.status import Status
 
@@ -179,31 +178,6 @@ class Backend(Protocol):
         """Release connections. Clusters that are not tied keep running."""
 
 
-class ExecSession(Protocol):
-    """A command that runs in a member."""
-
-    @property
-    def stdout(self) -> asyncio.StreamReader: ...
-
-    @property
-    def stderr(self) -> asyncio.StreamReader: ...
-
-    async def write(self, data: bytes) -> None: ...
-
-    async def close_stdin(self) -> None: ...
-
-    async def resize(self, width: int, height: int) -> None: ...
-
-    async def wait(self) -> int:
-        """The exit code."""
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 @runtime_checkable
 class SupportsContainers(Protocol):
     """Members consist of containers."""
@@ -216,9 +190,7 @@ class SupportsContainers(Protocol):
 class SupportsExec(Protocol):
     """Commands can run in a member."""
 
-    async def exec(
-        self, command: Sequence[str], member: str, container: str | None, *, tty: bool = False
-    ) -> ExecSession:
+    async def exec(self, argv: Sequence[str], member: str, container: str | None, *, tty: bool = False) -> ExecSession:
         """Start a command, or Python with the engine's client connected if there is none. It gets what it needs to
         find the cluster if it runs in the member's main container (None)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from oars.base.errors import NotFound, OarsError, SpecError
@@ -44,9 +45,7 @@ def backends(location: Location, environ: Mapping[str, str]) -> Iterator[Backend
     """All backends of a location, each made when it is needed: this machine, then Kubernetes if it is configured."""
     yield backend_for(location, environ)
     if location.place is None and is_kubernetes_configured(location, environ):
-        from oars.client.kubernetes import KubeBackend
-
-        yield KubeBackend(Settings.from_environ(environ), environ, location)
+        yield backend_for(replace(location, place="kubernetes"), environ)
 
 
 async def find_cluster(
@@ -80,4 +79,6 @@ async def find_cluster(
             return backend, found
     if trouble is not None:
         raise trouble
-    raise NotFound(f"There is no cluster {name!r}.", suggest(name, known).strip() or "Run `oars ls` to list clusters.")
+    namespace = f" -n {location.namespace}" if location.namespace else ""
+    hint = suggest(name, known).strip() or f"Run `oars ls{namespace}` to list clusters."
+    raise NotFound(f"There is no cluster {name!r}.", hint)

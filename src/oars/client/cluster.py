@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import weakref
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from oars import engines
 from oars.base.errors import NotFound, SpecError, TimedOut, UsageError
+from oars.base.text import command
 from oars.client import card
 from oars.client.backend import (
     STOP_SECONDS,
@@ -30,7 +32,6 @@ from oars.client.backend import (
 from oars.client.backends import backend_for, find_cluster
 from oars.client.handles import read_logs, wait_ready
 from oars.client.keywords import suggest_keywords
-from oars.engines.base import Access
 from oars.model import Cause
 from oars.spec import load, resources
 from oars.spec.cluster import ClusterSpec, check_name
@@ -74,18 +75,13 @@ class AsyncCluster:
         place: "local" (default) or "kubernetes".
         namespace, context, kubeconfig: as for kubectl; each implies place="kubernetes".
         mode: "operator" or "direct"; by default "operator" if one watches the namespace.
-        timeout: how long start() waits until the cluster is ready, in seconds or such as "2m".
+        timeout: how long to wait until the cluster is ready, in seconds or such as "2m".
         progress: called with a line of text at every change while waiting.
         tied: stop the cluster when this process ends.
         modules: directory whose modules workers can import; by default that of the running script.
         """
         location = make_location(
-            lambda field: f"{field}=",
-            place=place,
-            context=context,
-            namespace=namespace,
-            kubeconfig=kubeconfig,
-            mode=mode,
+            _keyword, place=place, context=context, namespace=namespace, kubeconfig=kubeconfig, mode=mode
         )
         overrides = {"workers": workers, "cpu": cpu, "memory": memory, "packages": packages, "image": image}
         self._spec = _build_spec(engine, {**overrides, "place": location.place})
@@ -121,8 +117,9 @@ class AsyncCluster:
         tied: bool = True,
         modules: str | None = None,
     ) -> Self:
-        """Make a cluster from a YAML file, which the other arguments override. sets: "path=value" for any field of the
-        spec, such as "head.cpu=2". See AsyncCluster for the others."""
+        """Make a cluster from a YAML file, which the other arguments override.
+
+        sets: "path=value" for any field of the spec, such as "head.cpu=2". See the constructor for the others."""
         manifest = load.load_file(Path(path), sets, option_model=engines.option_model)
         return cls(
             manifest.spec, workers=workers, cpu=cpu, memory=memory, name=name or manifest.name, packages=packages,
@@ -146,14 +143,9 @@ class AsyncCluster:
         """Connect to a running cluster. Closing the object does not stop the cluster.
 
         Without a place the cluster is looked for on this machine, then on Kubernetes. mode: raise NotFound unless the
-        cluster runs in this mode. See AsyncCluster for the others."""
+        cluster runs in this mode. See the constructor for the others."""
         location = make_location(
-            lambda field: f"{field}=",
-            place=place,
-            context=context,
-            namespace=namespace,
-            kubeconfig=kubeconfig,
-            mode=mode,
+            _keyword, place=place, context=context, namespace=namespace, kubeconfig=kubeconfig, mode=mode
         )
         backend, handle = await find_cluster(checked_name(name), location, os.environ)
         try:
@@ -188,11 +180,14 @@ class AsyncCluster:
         except BaseException:
             self._backend.cancel_create()
             await asyncio.wait([creating])
-            if creating.exception() is None:  # otherwise the name may be another cluster's
-                await creating.result().stop()
-                if self._finalizer is not None:
-                    self._finalizer.detach()
-            await self._backend.close()
+            try:
+                if creating.exception() is None:  # otherwise the name may be another cluster's
+                    if not await creating.result().stop():
+                        self._progress(f"{self._name}: did not stop within {STOP_SECONDS:.0f} s; it continues to stop")
+                    if self._finalizer is not None:
+                        self._finalizer.detach()
+            finally:
+                await self._backend.close()
             raise
         return self
 
@@ -210,20 +205,22 @@ class AsyncCluster:
     async def close(self) -> None:
         """Disconnect, and stop the cluster if this object started it and it is tied."""
         clients, self._clients = self._clients, []
-        try:
+        async with contextlib.AsyncExitStack() as stack:  # each step runs even if an earlier one fails
+            stack.push_async_callback(self._backend.close)
+            if self._finalizer is not None and self._finalizer.detach():
+                stack.push_async_callback(self.stop)
             for client in clients:
                 session = engines.session(engines.get(self._spec.engine))
                 await asyncio.to_thread(session.disconnect, client)
-        finally:
-            if self._finalizer is not None and self._finalizer.detach():
-                await self._started().stop()
-            await self._backend.close()
 
     async def stop(self) -> None:
-        """Stop the cluster, no matter who started it."""
-        if not await self._started().stop():
+        """Stop the cluster, no matter who started it. Raises TimedOut."""
+        handle = self._started()
+        if not await handle.stop():
             message = f"Cluster {self._name!r} did not stop within {STOP_SECONDS:.0f} s."
-            raise TimedOut(message, f"It continues to stop; run `oars why {self._name}`.")
+            raise TimedOut(
+                message, f"It continues to stop; run `{command('why', handle.name, namespace=handle.namespace)}`."
+            )
 
     def _started(self) -> ClusterHandle:
         if self._handle is None:
@@ -250,15 +247,12 @@ class AsyncCluster:
     @property
     def address(self) -> str:
         """The address that the engine's client connects to."""
-        return self._access().address
+        return self._started().access().address
 
     @property
     def dashboard_link(self) -> str:
         """The URL of the engine's dashboard; empty if it has none."""
-        return self._access().dashboard
-
-    def _access(self) -> Access:
-        return self._started().access()
+        return self._started().access().dashboard
 
     async def status(self) -> Status:
         """Return the current status."""
@@ -277,13 +271,13 @@ class AsyncCluster:
     async def client(self) -> Any:
         """Return the engine's own client, connected: distributed.Client, the initialised ray module, a Mars session."""
         session = engines.session(engines.get(self._spec.engine))
-        client = await asyncio.to_thread(session.connect, self._access())
+        client = await asyncio.to_thread(session.connect, self._started().access())
         self._clients.append(client)
         return client
 
     def executor(self) -> Executor:
         """Return a concurrent.futures.Executor that runs on the cluster."""
-        return engines.session(engines.get(self._spec.engine)).executor(self._access())
+        return engines.session(engines.get(self._spec.engine)).executor(self._started().access())
 
     def driver(self) -> Driver:
         """Return the Python and the environment for a program that connects to this cluster with the engine's API."""
@@ -323,6 +317,10 @@ class AsyncCluster:
     def _repr_html_(self) -> str:
         report = self._handle.last_report() if self._handle else None
         return card.html(self._name, self._spec, report)
+
+
+def _keyword(field: str) -> str:
+    return f"{field}="
 
 
 def _stop_at_exit(handle: ClusterHandle, owner: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from oars.client import operator_client
+from oars.client.operator_client import if_allowed
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Object, kind_of
@@ -36,7 +37,7 @@ async def remove(client: Client, name: str, namespace: str, root: Object | None 
 async def owns_namespace(client: Client, name: str, namespace: str) -> bool:
     """True if the namespace was created for this cluster, by its label. The spec is no proof: it may have been written
     into a namespace that others share."""
-    found = await operator_client.get_if_allowed(client, NAMESPACE, namespace)
+    found = await if_allowed(client.get(NAMESPACE, namespace))
     return found is not None and bool(found["metadata"].get("labels", {}).get(names.CLUSTER) == name)
 
 
@@ -69,9 +70,9 @@ async def _delete_root(client: Client, name: str, namespace: str, root: Object) 
 
 async def exists(client: Client, name: str, namespace: str) -> bool:
     """True if there is a cluster of that name, of either mode. One of an operator has a ConfigMap too, for files."""
-    root = await operator_client.get_if_allowed(client, CONFIG_MAP, names.root(name), namespace)
+    root = await if_allowed(client.get(CONFIG_MAP, names.root(name), namespace))
     is_direct = root is not None and INTENT in root.get("data", {})
-    return is_direct or await operator_client.get_if_allowed(client, COMPUTE_CLUSTER, name, namespace) is not None
+    return is_direct or await if_allowed(client.get(COMPUTE_CLUSTER, name, namespace)) is not None
 
 
 async def await_end(client: Client, name: str, namespace: str, wait: float) -> bool:
@@ -83,15 +84,8 @@ async def await_end(client: Client, name: str, namespace: str, wait: float) -> b
         if not left:
             return True
         if not forced and time.monotonic() - started > FORCE_AFTER:
-            forced = True
-            await _delete_pods(client, left, namespace)
+            forced = True  # shorten the grace period, if we have the right to
+            named = [pod["metadata"]["name"] for pod in left]
+            await asyncio.gather(*(if_allowed(client.delete(POD, name, namespace, grace=1)) for name in named))
         await asyncio.sleep(POLL_SECONDS)  # a few polls are cheaper than a watch
     return False
-
-
-async def _delete_pods(client: Client, pods: list[Object], namespace: str) -> None:
-    """Shorten the grace period of the pods, if we have the right to."""
-    deletions = (client.delete(POD, pod["metadata"]["name"], namespace, grace=1) for pod in pods)
-    for answer in await asyncio.gather(*deletions, return_exceptions=True):
-        if isinstance(answer, BaseException) and not (isinstance(answer, ApiError) and answer.status == 403):
-            raise answer

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import secrets
-import socket
+import functools
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -15,14 +13,14 @@ from dataclasses import replace
 from oars import engines
 from oars.base.errors import NotFound, OarsError, Replaced
 from oars.base.log import get_logger, pairs
-from oars.control.loop import Loop, Pause
+from oars.control.loop import Loop
 from oars.control.runner import Runner
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_denied, is_not_found
 from oars.kube.informer import Informer, start_all, stop_all, wait_all_synced
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, LEASE, POD, Object
 from oars.kube.lease import Elector
-from oars.model import Cause, Desired
+from oars.model import Desired, Pause
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace, Setting
@@ -34,6 +32,7 @@ from oars.places.kube.why.api_errors import cause_of, denied_with_rule
 from oars.places.kube.wire import Reach
 from oars.places.report import Report
 from oars.plan.desired import build
+from oars.plan.status import failed
 from oars.spec import load
 from oars.spec.status import Phase, Status
 
@@ -42,11 +41,6 @@ LONGEST_PAUSE = 5.0  # after an error
 MIN_ORPHAN_TIMEOUT = 10.0  # seconds: two renewals of the Lease
 
 log = get_logger(__name__)
-
-
-def new_identity() -> str:
-    """A unique identity for this client as a holder of Leases."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def lease_metadata(root: Object) -> Object:
@@ -79,18 +73,11 @@ class DirectCache:
     """Watches the objects of one cluster (see places.kube.state.cache.ClusterCache)."""
 
     def __init__(self, client: Client, namespace: str, name: str, wake: Callable[[], None], uid: str = "") -> None:
-        selector = names.selector({names.CLUSTER: name})
-
-        def changed(*_: object) -> None:
-            wake()
-
-        self._pods = Informer(client, POD, namespace, labels=selector, transform=trimmed_pod, on_change=changed)
-        self._deployments = Informer(
-            client, DEPLOYMENT, namespace, labels=selector, transform=trimmed_deployment, on_change=changed
-        )
-        self._roots = Informer(
-            client, CONFIG_MAP, namespace, fields=f"metadata.name={names.root(name)}", on_change=changed
-        )
+        labels = names.selector({names.CLUSTER: name})
+        informer = functools.partial(Informer, client, namespace=namespace, on_change=lambda *_: wake())
+        self._pods = informer(POD, labels=labels, transform=trimmed_pod)
+        self._deployments = informer(DEPLOYMENT, labels=labels, transform=trimmed_deployment)
+        self._roots = informer(CONFIG_MAP, fields=f"metadata.name={names.root(name)}")
         self._root = (CONFIG_MAP.kind, names.root(name))
         self._uid = uid  # of the root; if empty, of the first root seen. A later object of that name is another cluster
         self._wake = wake
@@ -99,13 +86,11 @@ class DirectCache:
 
     def check_watches(self) -> None:
         """Restart watches that failed. Raises the error that ended them: the cache may be outdated."""
-        ended = [number for number, task in enumerate(self._tasks) if task.done()]
-        errors = [self._tasks[number].exception() for number in ended]
-        for number in ended:
+        ended = [(number, task) for number, task in enumerate(self._tasks) if task.done()]
+        for number, _ in ended:
             (self._tasks[number],) = start_all((self._informers[number],), self._wake)
-        for error in errors:
-            if error is not None:
-                raise error
+        for _, task in ended:
+            task.result()
 
     async def start(self) -> None:
         self._tasks = start_all(self._informers, self._wake)
@@ -122,7 +107,7 @@ class DirectCache:
         return [pod for pod in self._pods.objects.values() if observe.is_member(pod)]
 
     def deployments(self) -> list[Object]:
-        return [each for each in self._deployments.objects.values() if ownership.is_owned_by(each, *self._root)]
+        return [each for each in self._deployments.objects.values() if ownership.has_owner(each, self._uid)]
 
     def has(self, kind: str, name: str) -> bool | None:
         """Most kinds are not watched: every user of direct mode would need the rights for it. The root exists as long
@@ -167,7 +152,8 @@ class Direct:
         root = self._cache.root
         if root is None:
             await self._cache.close()
-            raise NotFound(f"There is no cluster {self._name!r} in namespace {self._namespace}.")
+            message = f"There is no cluster {self._name!r} in namespace {self._namespace!r}."
+            raise NotFound(message, f"Run `oars ls -n {self._namespace}` to list clusters.")
         self._elector.lease_metadata = lease_metadata(root)
         self._task = asyncio.create_task(self._run(), name=f"oars {self._name}")
 
@@ -192,7 +178,6 @@ class Direct:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        await self._elector.release()
         await self._cache.close()
 
     # the loop
@@ -217,7 +202,9 @@ class Direct:
             return None
         if not self._elector.is_leader:
             await self._stop_leading()
-            self._elect()
+            if self._electing is None or self._electing.done():
+                self._electing = asyncio.create_task(self._elector.lead())
+                self._electing.add_done_callback(lambda _: self.wake())
             await self._publish(self._followed(root))
             return Pause(LONGEST_PAUSE)
         desired = self._desired(root)
@@ -234,20 +221,19 @@ class Direct:
             return  # the cluster is being deleted, or was and another has its name: the watch will show it
         await self._publish(self._failed(error, read_intent(root)))
 
-    def _elect(self) -> None:
-        if self._electing is None or self._electing.done():
-            self._electing = asyncio.create_task(self._elector.lead())
-            self._electing.add_done_callback(lambda _: self.wake())
-
     async def _start_leading(self, cached: Object, desired: Desired) -> tuple[KubePlace, Loop]:
         """Read the root anew: the cache may be older than what the last leader recorded."""
         root = await self._client.get(CONFIG_MAP, names.root(self._name), self._namespace)
         if root["metadata"]["uid"] != cached["metadata"]["uid"]:
             raise Replaced(self._name)
-        reach = Reach(self._client, self._namespace)
-        setting = Setting(self._client, self._cache, ConfigMapRoot(self._client, root), reach)
+        client = self._client.guarded(self._check_leader)
+        setting = Setting(client, self._cache, ConfigMapRoot(client, root), Reach(client, self._namespace))
         place = KubePlace(setting, self._namespace)
         return place, Loop(place, engines.get(desired.engine), time.time)
+
+    def _check_leader(self) -> None:
+        if not self._elector.is_leader:
+            raise OarsError(f"Another client may hold the Lease of cluster {self._name!r} now.")
 
     async def _stop_leading(self) -> None:
         """Drop the place and the loop. The next leader records new state, and we read it when we lead again."""
@@ -278,20 +264,12 @@ class Direct:
         return self._failed(error, intent)
 
     def _failed(self, error: Exception, intent: Intent) -> Report:
-        """A report about the present intent, so that clients that wait for it see the cause. The last phase is kept,
-        for members keep running; but a status about an older intent is not Ready."""
-        if isinstance(error, OarsError):
-            cause = cause_of(error)
-        else:
-            message = f"Unexpected error while reconciling: {type(error).__name__}: {error}."
-            cause = Cause("InternalError", message, "Please report it. Oars keeps trying.")
+        """A report about the present intent, so that clients that wait for it see the cause."""
+        cause = cause_of(error)
         engine = str(intent.spec["engine"])
         nothing = Status(self._name, engine, "kubernetes", Phase.PENDING, mode="direct", namespace=self._namespace)
         before = self.report.status if self.report else nothing
-        is_outdated = before.phase is Phase.READY and before.generation < intent.generation
-        phase = Phase.DEGRADED if is_outdated else before.phase
-        status = replace(before, phase=phase, reason=cause.reason, message=cause.message, generation=intent.generation)
-        return Report(status, (cause,))
+        return Report(failed(before, cause, intent.generation), (cause,))
 
     async def _publish(self, report: Report | None) -> None:
         if report is None or report == self.report:

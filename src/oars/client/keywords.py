@@ -1,16 +1,17 @@
-"""Suggestions for unknown keyword arguments, such as those of other cluster APIs."""
+"""Signatures of the Python API: suggestions for unknown keyword arguments, and parameters shared by two methods."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from oars.base.text import suggest
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 # What other tools call a parameter. Similar spellings need no entry.
 ALIASES = {
@@ -47,3 +48,21 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def same_parameters(
+    source: Callable[P, object],
+) -> Callable[[Callable[Concatenate[S, ...], R]], Callable[Concatenate[S, P], R]]:
+    """Give a method the parameters of `source`, for help(), editors and type checkers. Its docstring gets all but the
+    first paragraph of that of `source`."""
+    documented = inspect.getdoc(vars(source).get("__init__", source)) or ""  # of a class: of its constructor
+    _, _, details = documented.partition("\n\n")
+
+    def decorate(method: Callable[Concatenate[S, ...], R]) -> Callable[Concatenate[S, P], R]:
+        first = next(iter(inspect.signature(method).parameters.values()))  # self or cls
+        described: Any = method
+        described.__signature__ = inspect.Signature([first, *inspect.signature(source).parameters.values()])
+        described.__doc__ = f"{method.__doc__}\n\n{details}"
+        return suggest_keywords(described)
+
+    return decorate

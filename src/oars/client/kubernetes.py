@@ -4,51 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from oars import engines
-from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, TimedOut, UsageError
+from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, SpecError, TimedOut, UsageError
 from oars.base.settings import Settings
+from oars.base.text import command
 from oars.client import deletion, operator_client, pod_logs, pod_programs
 from oars.client.backend import (
     STOP_SECONDS,
     WHOLE_LOG,
     CreateOptions,
     Driver,
-    ExecSession,
     Location,
     LogOptions,
     check_container,
     check_member,
 )
-from oars.client.direct import Direct, make_lease, new_identity
+from oars.client.direct import Direct, make_lease
 from oars.client.driver_env import make_driver
-from oars.client.scaling import with_workers
-from oars.client.tunnels import Tunnels
+from oars.client.handles import with_workers
+from oars.client.operator_client import if_allowed
+from oars.client.tunnels import Tunnels, make_forwarder
 from oars.engines.base import Access
 from oars.envs.build import Environments
 from oars.kube import config, copy
-from oars.kube import exec as kube_exec
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object
-from oars.kube.port_forward import Forwarder
+from oars.kube.exec import ExecSession, execute
+from oars.kube.kinds import CONFIG_MAP, POD, Object, kind_of
 from oars.model import HEAD, Desired, Role
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render import objects
-from oars.places.kube.render.changes import Change, Version, compare
+from oars.places.kube.render.changes import Version, compare
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.kube.render.values import SECRETS, head_values
 from oars.places.kube.state import observe
 from oars.places.kube.state.root import INTENT, dump_intent, read_intent
 from oars.places.kube.why.api_errors import denied_with_rule
 from oars.places.report import Report
+from oars.plan.changes import Change
 from oars.plan.desired import build
 from oars.plan.fill import fill
+from oars.spec import load
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Phase, Status
 
@@ -66,7 +72,7 @@ class KubeBackend:
         self.settings = settings
         self.environ = environ
         self.location = location
-        self.identity = new_identity()
+        self.identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"  # as a holder of Leases
         self.opened: set[KubeHandle] = set()  # handles that have connections or tasks
         self._client: Client | None = None
 
@@ -91,57 +97,41 @@ class KubeBackend:
 
     async def list(self, *, all_namespaces: bool = False) -> list[KubeHandle]:
         namespace = None if all_namespaces else self.namespace
+        operated = await if_allowed(self.client.list(COMPUTE_CLUSTER, namespace))
+        try:
+            roots = (await self.client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")).items
+        except ApiError as error:
+            if error.status != 403 or operated is None:
+                raise
+            roots = []  # users of an operator need no right to list ConfigMaps
         modes: dict[tuple[str, str], str] = {}
-        for root in await self._direct_roots(namespace):
-            modes[root["metadata"]["namespace"], root["metadata"]["labels"][names.CLUSTER]] = "direct"
-        for root in await operator_client.list_all(self.client, namespace):
+        for root in roots:
+            name = root["metadata"].get("labels", {}).get(names.CLUSTER)
+            if name and INTENT in root.get("data", {}):
+                modes[root["metadata"]["namespace"], name] = "direct"
+        for root in operated.items if operated else ():
             modes[root["metadata"]["namespace"], root["metadata"]["name"]] = "operator"
         return [KubeHandle(self, name, where, mode) for (where, name), mode in sorted(modes.items())]
 
-    async def _direct_roots(self, namespace: str | None) -> Sequence[Object]:
-        try:
-            listed = await self.client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")
-        except ApiError as error:
-            if error.status != 403 or not await operator_client.is_served(self.client, namespace):
-                raise
-            return ()  # users of an operator need no right to list ConfigMaps
-        return [
-            root for root in listed.items
-            if names.CLUSTER in root["metadata"].get("labels", {}) and INTENT in root.get("data", {})
-        ]  # fmt: skip
-
     async def create(self, name: str, spec: ClusterSpec, options: CreateOptions) -> KubeHandle:
         namespace = spec.namespace_for(name, self.location.namespace) or self.namespace
-        objects.manifests(_desired(name, namespace, spec))  # report an invalid spec before anything else
+        handle = KubeHandle(self, name, namespace)
+        objects.manifests(handle.desired(spec))  # report an invalid spec before anything else
         mode = self.location.mode or await operator_client.find_mode(self.client, namespace)
         if mode not in MODES:
             raise UsageError(f"There is no mode {mode!r}.", f"Modes: {', '.join(MODES)}.")
         if self.location.mode == "operator":
             await operator_client.check_watched(self.client, namespace)
         options.progress(f"{name}: {mode} mode, namespace {namespace}")
-        handle = KubeHandle(self, name, namespace, mode)
-        create = handle.create_operated if mode == "operator" else handle.create_direct
         if not spec.namespace.create:
-            await create(spec, options)
+            await handle.create(mode, spec, tied=options.tied)
             return handle
         body = {"name": namespace, "labels": names.labels(name, spec.engine)}
         with _name_in_use(f"Namespace {namespace!r} exists already.", "Choose another name."):
-            await self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": body})
-        async with self.deleted_on_error(NAMESPACE, namespace):
-            await create(spec, options)
+            created = await self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": body})
+        async with _deleted_on_error(self.client, created):
+            await handle.create(mode, spec, tied=options.tied)
         return handle
-
-    @contextlib.asynccontextmanager
-    async def deleted_on_error(
-        self, kind: Kind, name: str, namespace: str | None = None, uid: str | None = None
-    ) -> AsyncIterator[None]:
-        """Delete an object that was just created if the body fails."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OarsError):  # the first error is the one to report
-                await self.client.delete(kind, name, namespace, uid=uid)
-            raise
 
     def cancel_create(self) -> None:
         """Nothing to do: create() takes only a few requests."""
@@ -169,32 +159,31 @@ class KubeHandle:
         self._root: Object | None = None  # as created or first seen; later ones with another UID are other clusters
         self._direct: Direct | None = None
         self._tunnels: Tunnels | None = None
+        self._lock = asyncio.Lock()  # calls on a handle may be concurrent: one reconciler, one set of tunnels
 
     @property
     def _client(self) -> Client:
         return self._backend.client
 
-    # create
+    def desired(self, spec: ClusterSpec) -> Desired:
+        return build(self.name, spec, engines.get(spec.engine), DEFAULTS, namespace=self.namespace)
 
-    async def create_operated(self, spec: ClusterSpec, options: CreateOptions) -> None:
-        with self._name_in_use():
-            self._root = await operator_client.create(self._client, self.name, self.namespace, spec)
-
-    async def create_direct(self, spec: ClusterSpec, options: CreateOptions) -> None:
-        name = names.root(self.name)
-        metadata = {"name": name, "namespace": self.namespace, "labels": names.labels(self.name, spec.engine)}
-        data = _intent_data(spec, tied=options.tied)
-        with self._name_in_use():
-            root = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    async def create(self, mode: str, spec: ClusterSpec, *, tied: bool) -> None:
+        self._mode = mode
+        root: Object = {"metadata": {"name": self.name, "namespace": self.namespace}}
+        if mode == "operator":
+            root |= {"apiVersion": COMPUTE_CLUSTER.api_version, "kind": COMPUTE_CLUSTER.kind}
+            root["spec"] = operator_client.resource_spec(self.name, spec, self.namespace)
+        else:
+            root |= {"apiVersion": "v1", "kind": "ConfigMap", "data": dump_intent(Intent(_dump(spec), tied=tied))}
+            root["metadata"] |= {"name": names.root(self.name), "labels": names.labels(self.name, spec.engine)}
+        hint = f"Choose another name, or run `{command('down', self.name, namespace=self.namespace)}`."
+        with _name_in_use(f"Cluster {self.name!r} exists already.", hint):
             self._root = created = await self._client.create(root)
-        uid = created["metadata"]["uid"]
-        async with self._backend.deleted_on_error(CONFIG_MAP, name, self.namespace, uid):
-            await make_lease(self._client, created, self._backend.identity)
-            await self._reconciler()
-
-    def _name_in_use(self) -> contextlib.AbstractContextManager[None]:
-        hint = f"Choose another name, or run `oars down {self.name} -n {self.namespace}`."
-        return _name_in_use(f"Cluster {self.name!r} exists already.", hint)
+        if mode == "direct":
+            async with _deleted_on_error(self._client, created):
+                await make_lease(self._client, created, self._backend.identity)
+                await self._reconciler()
 
     # read
 
@@ -244,7 +233,17 @@ class KubeHandle:
         return await deletion.owns_namespace(self._client, self.name, self.namespace)
 
     async def spec(self) -> ClusterSpec:
-        return _spec_of(self.name, await self._read_root())
+        return self._parse_spec(await self._read_root())
+
+    def _parse_spec(self, root: Object) -> ClusterSpec:
+        """The schema of the CRD does not catch every mistake that other writers can make."""
+        data = root["spec"] if _is_operated(root) else read_intent(root).spec
+        try:
+            return load.build({**data, "place": "kubernetes"}, option_model=engines.option_model).spec
+        except SpecError as error:
+            message = f"The spec of cluster {self.name!r} in Kubernetes is invalid: {error.message}"
+            edit = f"kubectl edit {root['kind'].lower()} {root['metadata']['name']} -n {self.namespace}"
+            raise SpecError(message, f"{error.hint} Correct it with `{edit}`.".strip(), error.details) from error
 
     async def generation(self) -> int:
         root = await self._read_root()
@@ -279,12 +278,13 @@ class KubeHandle:
 
     async def _reconciler(self) -> Direct:
         """Direct mode: this client's part, which reconciles the cluster or follows the client that does."""
-        if self._direct is None:
-            direct = Direct(self._client, self.namespace, self.name, self._backend.identity, self._uid)
-            await direct.start()
-            self._direct = direct
-            self._backend.opened.add(self)
-        return self._direct
+        async with self._lock:
+            if self._direct is None:
+                direct = Direct(self._client, self.namespace, self.name, self._backend.identity, self._uid)
+                await direct.start()
+                self._direct = direct
+                self._backend.opened.add(self)
+            return self._direct
 
     def last_report(self) -> Report | None:
         return self._direct.report if self._direct else None
@@ -301,8 +301,7 @@ class KubeHandle:
 
     async def diff(self, spec: ClusterSpec) -> tuple[Change, ...]:
         before = await self.spec()
-        old, new = (_desired(self.name, self.namespace, each) for each in (before, spec))
-        return compare(Version(before, old), Version(spec, new))
+        return compare(Version(before, self.desired(before)), Version(spec, self.desired(spec)))
 
     async def apply(self, spec: ClusterSpec, *, force: bool = False) -> None:
         wanted = spec.model_copy(update={"place": "kubernetes"})
@@ -312,15 +311,13 @@ class KubeHandle:
         """Write the changed spec if nobody else wrote since it was read; otherwise read and change it again."""
         for attempts_left in reversed(range(WRITE_ATTEMPTS)):
             root = await self._read_root()
-            spec = change(_spec_of(self.name, root))
+            spec = change(self._parse_spec(root))
             try:
                 if _is_operated(root):
                     await operator_client.change(self._client, root, spec, force=force)
                 else:
-                    body = {
-                        "metadata": {"resourceVersion": root["metadata"]["resourceVersion"]},
-                        "data": _intent_data(spec, read_intent(root), force=force),
-                    }
+                    data = dump_intent(read_intent(root).changed(spec=_dump(spec), force=force))
+                    body = {"metadata": {"resourceVersion": root["metadata"]["resourceVersion"]}, "data": data}
                     await self._client.patch(CONFIG_MAP, names.root(self.name), self.namespace, body)
                 break
             except ApiError as error:
@@ -332,9 +329,7 @@ class KubeHandle:
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:  # noqa: ASYNC109 (see ClusterHandle)
         """Delete the root; controllers stop when it is gone. A cluster that has taken the name is left alone."""
         is_ours = await deletion.remove(self._client, self.name, self.namespace, self._root)
-        direct, self._direct = self._direct, None
-        if direct is not None:
-            await direct.close()
+        await self._close_reconciler()
         return not is_ours or await deletion.await_end(self._client, self.name, self.namespace, timeout)
 
     def stop_at_exit(self) -> None:
@@ -352,13 +347,13 @@ class KubeHandle:
 
     async def open(self) -> None:
         """Fetch the secrets and open a tunnel to every port of the head's Service."""
-        if self._tunnels is None:
-            spec = await self.spec()
-            cluster = _desired(self.name, self.namespace, spec)
-            tunnels = Tunnels(self._client, spec, cluster, self._backend.settings.state_dir / "kubernetes")
-            await tunnels.open()
-            self._tunnels = tunnels
-            self._backend.opened.add(self)
+        async with self._lock:
+            if self._tunnels is None:
+                spec = await self.spec()
+                tunnels = Tunnels(self._client, spec, self.desired(spec), self._running_head)
+                await tunnels.open(self._backend.settings.state_dir / "kubernetes")
+                self._tunnels = tunnels
+                self._backend.opened.add(self)
 
     def _opened(self) -> Tunnels:
         if self._tunnels is None:
@@ -378,11 +373,16 @@ class KubeHandle:
         return make_driver(str(env.python), tunnels.access(), self._backend.environ, tunnels.directory)
 
     async def close(self) -> None:
-        tunnels, direct = self._tunnels, self._direct
-        self._tunnels = self._direct = None
         self._backend.opened.discard(self)
+        async with self._lock:
+            tunnels, self._tunnels = self._tunnels, None
         if tunnels is not None:
             await tunnels.close()
+        await self._close_reconciler()
+
+    async def _close_reconciler(self) -> None:
+        async with self._lock:
+            direct, self._direct = self._direct, None
         if direct is not None:
             await direct.close()
 
@@ -397,12 +397,19 @@ class KubeHandle:
         except NotFound:
             if not self._mode:
                 raise
-        listed = await self._client.list(POD, self.namespace, labels=names.selector({names.CLUSTER: self.name}))
-        found: dict[str, Object] = {}
-        for pod in sorted(listed.items, key=lambda each: str(each["metadata"]["creationTimestamp"])):
-            if observe.is_staying(pod):
-                found[HEAD if observe.role(pod) is Role.HEAD else pod["metadata"]["name"]] = pod
-        return found
+        pods = await self._staying_pods({names.CLUSTER: self.name})
+        return {HEAD if observe.role(pod) is Role.HEAD else pod["metadata"]["name"]: pod for pod in pods}
+
+    async def _running_head(self) -> Object | None:
+        """The newest running pod of the head, of this cluster and not of another that has taken its name."""
+        await self._read_root()
+        pods = await self._staying_pods(names.pod_labels(self.name))
+        return next((pod for pod in reversed(pods) if observe.phase(pod) == "Running"), None)
+
+    async def _staying_pods(self, labels: Mapping[str, str]) -> list[Object]:
+        """The oldest first."""
+        listed = await self._client.list(POD, self.namespace, labels=names.selector(labels))
+        return sorted(filter(observe.is_staying, listed.items), key=lambda pod: pod["metadata"]["creationTimestamp"])
 
     async def members(self) -> Sequence[str]:
         return sorted(await self._pods())
@@ -416,14 +423,17 @@ class KubeHandle:
         async def find_pod() -> Object | None:
             return (await self._pods()).get(member)
 
-        return pod_logs.lines(self._client, find_pod, options)
+        read = pod_logs.follow if options.follow else pod_logs.read
+        return read(self._client, find_pod, options)
 
     async def _container(self, member: str, container: str | None = None) -> tuple[str, str, bool]:
         """The pod, the container, and whether that is the member's main one (None)."""
         pods = await self._pods()
         if member == HEAD and HEAD not in pods:
-            hint = f"Run `oars why {self.name} -n {self.namespace}`."
-            raise NotFound(f"Cluster {self.name!r} has no head pod.", hint)
+            raise NotFound(
+                f"Cluster {self.name!r} has no head pod.",
+                f"Run `{command('why', self.name, namespace=self.namespace)}`.",
+            )
         check_member(self.name, member, list(pods))
         pod = pods[member]
         main = observe.role(pod).value
@@ -431,15 +441,12 @@ class KubeHandle:
             check_container(container, observe.containers(pod))
         return pod["metadata"]["name"], container or main, container in (None, main)
 
-    async def exec(
-        self, command: Sequence[str], member: str, container: str | None, *, tty: bool = False
-    ) -> ExecSession:
+    async def exec(self, argv: Sequence[str], member: str, container: str | None, *, tty: bool = False) -> ExecSession:
         pod, chosen, is_main = await self._container(member, container)
-        argv = list(command)
         if is_main:  # other containers may lack `env`, and the files that the environment names
-            env = pod_programs.driver_env(_desired(self.name, self.namespace, await self.spec()))
-            argv = pod_programs.with_env(env, argv or pod_programs.python(env, interactive=tty))
-        return await kube_exec.execute(self._client, self.namespace, pod, argv, container=chosen, stdin=True, tty=tty)
+            env = pod_programs.driver_env(self.desired(await self.spec()))
+            argv = pod_programs.with_env(env, list(argv) or pod_programs.python(env, interactive=tty))
+        return await execute(self._client, self.namespace, pod, argv, container=chosen, stdin=True, tty=tty)
 
     async def copy_to(self, source: Path, target: str, member: str, container: str | None = None) -> None:
         pod, chosen, _ = await self._container(member, container)
@@ -450,18 +457,18 @@ class KubeHandle:
         await copy.copy_from(self._client, self.namespace, pod, source, target, chosen)
 
     async def dashboard_secret(self) -> str:
-        secret = _desired(self.name, self.namespace, await self.spec()).shape.dashboard_secret
+        secret = self.desired(await self.spec()).shape.dashboard_secret
         return f"{SECRETS}/{secret}" if secret else ""
 
     @contextlib.asynccontextmanager
     async def forward_dashboard(self, port: int) -> AsyncIterator[str]:
-        shape = _desired(self.name, self.namespace, await self.spec()).shape
+        shape = self.desired(await self.spec()).shape
         url = shape.endpoints.get("dashboard", "")
         target = next((port for port in shape.head.process.ports if port.dashboard), None)
         if not url or target is None:
             raise NotFound(f"The engine of cluster {self.name!r} has no dashboard.")
         await self._container(HEAD)  # fail at once if there is no head
-        forwarder = Forwarder(self._client, self._head_port(target.default), port)
+        forwarder = make_forwarder(self._client, self._running_head, target.default, port)
         try:
             local = await forwarder.start()
         except OSError as error:
@@ -472,39 +479,25 @@ class KubeHandle:
         finally:
             await forwarder.close()
 
-    def _head_port(self, port: int) -> Callable[[], Awaitable[tuple[str, str, int]]]:
-        """Find the current head for each new connection."""
-
-        async def choose() -> tuple[str, str, int]:
-            try:
-                pod, _, _ = await self._container(HEAD)
-            except NotFound as error:
-                raise OSError(error.message) from error
-            return self.namespace, pod, port
-
-        return choose
-
-
-def _desired(name: str, namespace: str, spec: ClusterSpec) -> Desired:
-    return build(name, spec, engines.get(spec.engine), DEFAULTS, namespace=namespace)
-
 
 def _is_operated(root: Object) -> bool:
     return bool(root["kind"] == COMPUTE_CLUSTER.kind)
 
 
-def _spec_of(name: str, root: Object) -> ClusterSpec:
-    return operator_client.spec(root) if _is_operated(root) else operator_client.read(name, read_intent(root).spec)
+def _dump(spec: ClusterSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def _intent_data(
-    spec: ClusterSpec, before: Intent | None = None, *, tied: bool = False, force: bool = False
-) -> dict[str, str]:
-    """The data of a direct cluster's root: new, or the next generation."""
-    dumped = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    if before is None:
-        return dump_intent(Intent(dumped, tied=tied))
-    return dump_intent(before.changed(spec=dumped, force=force))
+@contextlib.asynccontextmanager
+async def _deleted_on_error(client: Client, created: Object) -> AsyncIterator[None]:
+    """Delete an object that was just created if the body fails."""
+    try:
+        yield
+    except BaseException:
+        metadata = created["metadata"]
+        with contextlib.suppress(OarsError):  # the first error is the one to report
+            await client.delete(kind_of(created), metadata["name"], metadata.get("namespace"), uid=metadata["uid"])
+        raise
 
 
 @contextlib.contextmanager

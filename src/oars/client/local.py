@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import secrets
-import select
 import socket
 import struct
 import sys
@@ -24,22 +23,22 @@ from typing import TYPE_CHECKING, Any
 
 from oars import engines
 from oars.base import codec
-from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, SpecError, TimedOut
+from oars.base.errors import NotFound, OarsError, Replaced, SpecError, TimedOut
+from oars.base.log import get_logger, pairs
 from oars.base.settings import Settings
 from oars.base.text import suggest
 from oars.client.backend import STOP_SECONDS, WHOLE_LOG, CreateOptions, Driver, LogOptions, Progress
 from oars.client.driver_env import PACKAGE_ROOT, make_driver
-from oars.client.scaling import with_workers
+from oars.client.handles import with_workers
 from oars.engines.base import Access
 from oars.envs.build import Environments, PythonEnv
-from oars.model import HEAD
+from oars.model import HEAD, Desired
 from oars.places.intent import Intent
 from oars.places.local import logs
 from oars.places.local.defaults import defaults
-from oars.places.local.litter import remove_litter
-from oars.places.local.machine import HOST, path_values
-from oars.places.local.process import boot_id, identify
-from oars.places.local.store import ClusterDir, ClusterRecord, Store, empty_report
+from oars.places.local.machine import HOST, KILL_SECONDS, path_values, remove_cluster
+from oars.places.local.process import CLUSTER, boot_id, has_ended, identify, wait_for_exit
+from oars.places.local.store import STOP, ClusterRecord, Store, empty_report, name_in_use
 from oars.places.process.ledger import read_ledger
 from oars.places.report import Report
 from oars.plan import desired as plan
@@ -49,13 +48,16 @@ from oars.spec.resources import show_memory
 from oars.spec.status import Phase, Status
 
 if TYPE_CHECKING:
-    from oars.places.kube.render.changes import Change
+    from oars.plan.changes import Change
     from oars.spec.cluster import ClusterSpec
 
+KEEPER_ATTEMPTS = 3  # to start a keeper that stops the cluster; then the client stops it
 KEEPER_SECONDS = 20.0  # for a keeper to start, on a busy machine
 REPORT_SECONDS = 40.0
 MAX_WORKERS = 200  # each is a process of at least 100 MB
 UNREADABLE = (OarsError, ValueError, KeyError, TypeError, OSError)  # raised by a damaged record
+
+log = get_logger(__name__)
 
 
 class LocalBackend:
@@ -76,15 +78,12 @@ class LocalBackend:
         return await asyncio.to_thread(self._create, name, spec, options)
 
     def _create(self, name: str, spec: ClusterSpec, options: CreateOptions) -> LocalHandle:
-        check_fits(spec, total_memory())
-        chosen = defaults(spec, total_memory())
-        desired = plan.build(name, spec, engines.get(spec.engine), chosen, tied=options.tied)
+        desired, chosen = _plan(name, spec, tied=options.tied)
         existing = self.store.cluster(name)
         if existing.exists:
             if existing.read().boot == boot_id():
-                hint = f"Choose another name, or run `oars down {name}`."
-                raise NameInUse(f"Cluster {name!r} exists already.", hint)
-            _remove_after_reboot(existing)
+                raise name_in_use(name)
+            remove_cluster(existing, KILL_SECONDS)
         self.store.open()
         env = self.prepare(spec, options.progress)
         record = ClusterRecord(
@@ -153,15 +152,17 @@ class LocalHandle:
             (os.POSIX_SPAWN_OPEN, 1, str(self.directory.keeper_log), *output),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        environ = dict(self._backend.environ)
+        environ = {**self._backend.environ, CLUSTER: path}
         self._keeper = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
 
-    def _ensure_keeper(self) -> None:
-        """Start a keeper unless one runs or, started by this handle, is about to."""
-        if self._keeper is not None and not _has_ended(self._keeper):
-            return
-        if not self.directory.has_keeper and self.directory.exists:  # in this order: it may be removed meanwhile
-            self.start_keeper()
+    def _ensure_keeper(self) -> bool:
+        """Start a keeper unless one runs or, started by this handle, is about to. True if one was started."""
+        if self._keeper is not None and not has_ended(self._keeper):
+            return False
+        if self.directory.has_keeper or not self.directory.exists:  # in this order: it may be removed meanwhile
+            return False
+        self.start_keeper()
+        return True
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the keeper, which is started if it does not run."""
@@ -182,9 +183,8 @@ class LocalHandle:
     def _wake_keeper(self) -> None:
         """Connecting wakes the keeper. If there is none, start it."""
         try:
-            with _short_path(self.directory.socket) as path, socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(1.0)
-                connection.connect(path)
+            with _connection(self.directory.socket, 1.0):
+                return
         except OSError:
             self._ensure_keeper()
 
@@ -275,12 +275,13 @@ class LocalHandle:
         await asyncio.to_thread(self._scale, replicas, group, force)
 
     def _scale(self, replicas: int, group: str | None, force: bool) -> None:
-        record = self._record()
-        changed = with_workers(self.name, _load(record), replicas, group)
-        check_fits(changed, total_memory())
-        engine, chosen = engines.get(changed.engine), defaults(changed, total_memory())
-        desired = plan.build(self.name, changed, engine, chosen, tied=record.intent.tied)
-        self.directory.change(desired, spec=_dump(changed), force=force)
+        def change(record: ClusterRecord) -> ClusterRecord:
+            spec = with_workers(self.name, _load(record), replicas, group)
+            desired, _ = _plan(self.name, spec, tied=record.intent.tied)
+            return record.changed(desired, spec=_dump(spec), force=force)
+
+        self._check_exists()
+        self.directory.change(change)
         self._wake_keeper()
 
     async def diff(self, spec: ClusterSpec) -> list[Change]:
@@ -304,23 +305,27 @@ class LocalHandle:
 
     def _stop(self, timeout: float) -> bool:
         """Needs no event loop: it also runs while Python shuts down."""
-        directory = self.directory
+        directory, deadline, keepers = self.directory, time.monotonic() + timeout, 0
         try:
-            record = directory.change(running=False)
+            if directory.read().boot != boot_id():
+                remove_cluster(directory, timeout)
+            else:
+                directory.change(lambda record: record.changed(running=False))
         except (NotFound, FileNotFoundError):
             return True
-        if record.boot != boot_id():
-            _remove_after_reboot(directory)
-            return True
-        deadline = time.monotonic() + timeout
+        except OarsError:  # a record that the keeper cannot read either
+            remove_cluster(directory, timeout)
+        except OSError as error:  # a full disk; STOP is enough
+            log.info(pairs("intent not written", cluster=self.name, error=error))
         while directory.exists and (left := deadline - time.monotonic()) > 0:
             try:
-                with _short_path(directory.socket) as path, socket.socket(socket.AF_UNIX) as connection:
-                    connection.settimeout(left)
-                    connection.connect(path)
-                    _await_exit(_peer(connection), left)  # the keeper ends when it has cleaned up
+                with _connection(directory.socket, left) as connection:
+                    connection.sendall(STOP)
+                    wait_for_exit(_peer(connection), left)  # the keeper ends when it has cleaned up
             except (ConnectionError, FileNotFoundError):
-                self._ensure_keeper()
+                keepers += self._ensure_keeper()
+                if keepers > KEEPER_ATTEMPTS:
+                    remove_cluster(directory, left)
                 time.sleep(0.05)  # poll: its socket does not exist yet, or its directory is being removed
         return not directory.exists
 
@@ -374,6 +379,13 @@ def check_fits(spec: ClusterSpec, memory: int) -> None:
         raise SpecError(message, "Request fewer, or use `--place kubernetes`.")
 
 
+def _plan(name: str, spec: ClusterSpec, *, tied: bool) -> tuple[Desired, plan.Defaults]:
+    """The desired state on this machine, and the defaults that it uses. Raises SpecError if it does not fit."""
+    check_fits(spec, total_memory())
+    chosen = defaults(spec, total_memory())
+    return plan.build(name, spec, engines.get(spec.engine), chosen, tied=tied), chosen
+
+
 def _dump(spec: ClusterSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True)
 
@@ -384,14 +396,6 @@ def _load(record: ClusterRecord) -> ClusterSpec:
     return ClusterSpec.model_validate(record.intent.spec)
 
 
-def _remove_after_reboot(directory: ClusterDir) -> None:
-    """Remove the files of a cluster whose processes a reboot has ended."""
-    tag = directory.read().tag("*")
-    for entry in read_ledger(directory.ledger_file).entries.values():
-        remove_litter(entry.litter, tag)
-    directory.remove()
-
-
 def _peer(connection: socket.socket) -> int:
     """The pid at the other end of a Unix socket."""
     size = struct.calcsize("3i")
@@ -399,25 +403,12 @@ def _peer(connection: socket.socket) -> int:
     return int(pid)
 
 
-def _await_exit(pid: int, seconds: float) -> None:
-    """Wait until a process ends, and reap it if it is a child."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([descriptor], [], [], seconds)
-    finally:
-        os.close(descriptor)
-    _has_ended(pid)
-
-
-def _has_ended(pid: int) -> bool:
-    """True if a child has ended, which also reaps it, or if the process is not a child."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] != 0
-    except ChildProcessError:
-        return True
+@contextmanager
+def _connection(path: Path, seconds: float) -> Iterator[socket.socket]:
+    with _short_path(path) as short, socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(seconds)
+        connection.connect(short)
+        yield connection
 
 
 @contextmanager

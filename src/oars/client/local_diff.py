@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oars.places.kube.render.changes import Change, Effect, lines_between
+from oars.plan.changes import Change, Effect, lines_between
 from oars.spec.cluster import ClusterSpec
 
 # These do not affect a local cluster.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from oars import engines
 from oars.base import codec
-from oars.base.errors import Denied, SpecError, UsageError
+from oars.base.errors import Denied, UsageError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer, raise_failure, start_all, stop_all, wait_all_synced
-from oars.kube.kinds import CONFIG_MAP, CRD, LEASE, POD, Kind, Object
+from oars.kube.kinds import CONFIG_MAP, CRD, LEASE, POD, Object
 from oars.kube.lease import find_held_lease
 from oars.model import Cause, Observed
 from oars.places.kube import names
@@ -28,11 +27,13 @@ from oars.plan.status import member_statuses
 from oars.plan.why import draining
 from oars.spec import load
 from oars.spec.cluster import ClusterSpec
-from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
+from oars.spec.status import Endpoints, GroupStatus, Phase, Status
 
 OPERATOR_LEASE = "oars-operator"
 OPERATOR_NAMESPACE = "oars-system"  # unless the CRD names another
 SYNC_SECONDS = 30.0
+
+T = TypeVar("T")
 
 
 async def find_mode(client: Client, namespace: str) -> str:
@@ -50,7 +51,7 @@ async def find_mode(client: Client, namespace: str) -> str:
 
 async def check_watched(client: Client, namespace: str) -> None:
     """Raise UsageError if the operator watches other namespaces only. One that does not run may come back."""
-    lease = await get_if_allowed(client, LEASE, OPERATOR_LEASE, await operator_namespace(client))
+    lease = await if_allowed(client.get(LEASE, OPERATOR_LEASE, await operator_namespace(client)))
     if lease and (others := _others(lease, namespace)):
         hint = f"Use `--namespace {others[0]}`, or `--mode direct`."
         raise UsageError(f"The operator does not watch the namespace {namespace!r}: only {', '.join(others)}.", hint)
@@ -65,74 +66,38 @@ def _others(lease: Object, namespace: str) -> list[str]:
 
 async def is_served(client: Client, namespace: str | None) -> bool:
     """True if the CRD is installed and we may list ComputeClusters."""
-    try:
-        await client.list(COMPUTE_CLUSTER, namespace, limit=1)
-    except ApiError as error:
-        if error.status in (403, 404):
-            return False
-        raise
-    return True
+    return await if_allowed(client.list(COMPUTE_CLUSTER, namespace, limit=1)) is not None
 
 
 async def operator_namespace(client: Client) -> str:
     """The namespace of the operator, as its CRD says. A complete installation lets everybody read that."""
-    definition = await get_if_allowed(client, CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}")
+    definition = await if_allowed(client.get(CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}"))
     annotations = definition["metadata"].get("annotations") if definition else None
     return str((annotations or {}).get(names.OPERATOR_HOME, OPERATOR_NAMESPACE))
 
 
-async def get_if_allowed(client: Client, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-    """The object; None if it does not exist or we may not read it."""
+async def if_allowed(request: Awaitable[T]) -> T | None:
+    """The response; None if the object or its kind does not exist, or we may not read it."""
     try:
-        return await client.get(kind, name, namespace)
+        return await request
     except ApiError as error:
         if error.status in (403, 404):
             return None
         raise
 
 
-async def list_all(client: Client, namespace: str | None) -> list[Object]:
-    try:
-        return (await client.list(COMPUTE_CLUSTER, namespace)).items
-    except ApiError as error:
-        if error.status in (403, 404):
-            return []
-        raise
-
-
-async def create(client: Client, name: str, namespace: str, spec: ClusterSpec) -> Object:
-    """Create the ComputeCluster and return it."""
-    metadata = {"name": name, "namespace": namespace}
-    head = {"apiVersion": COMPUTE_CLUSTER.api_version, "kind": COMPUTE_CLUSTER.kind, "metadata": metadata}
-    return await client.create({**head, "spec": _resource_spec(name, spec, namespace)})
-
-
-def _resource_spec(name: str, spec: ClusterSpec, namespace: str) -> Object:
+def resource_spec(name: str, spec: ClusterSpec, namespace: str) -> Object:
     """The spec of the resource. The first group's number is `replicas`, which `kubectl scale` and autoscalers use; the
     resource's own namespace is left out."""
     if spec.namespace.name == namespace:
         spec = spec.model_copy(update={"namespace": spec.namespace.model_copy(update={"name": None})})
-    resource_spec: Object = load.dump(load.Manifest(name, spec))["spec"]
-    resource_spec.pop("place", None)
+    dumped: Object = load.dump(load.Manifest(name, spec))["spec"]
+    dumped.pop("place", None)
     if spec.workers:
-        resource_spec["replicas"] = spec.workers[0].replicas
-        for group in resource_spec.get("workers", ())[:1]:
+        dumped["replicas"] = spec.workers[0].replicas
+        for group in dumped.get("workers", ())[:1]:
             del group["replicas"]
-    return resource_spec
-
-
-def spec(resource: Object) -> ClusterSpec:
-    return read(str(resource["metadata"]["name"]), resource["spec"])
-
-
-def read(name: str, data: Mapping[str, Any]) -> ClusterSpec:
-    """Parse the stored spec. The schema of the CRD does not catch every mistake that other writers can make."""
-    try:
-        return load.build({**data, "place": "kubernetes"}, option_model=engines.option_model).spec
-    except SpecError as error:
-        message = f"The spec of cluster {name!r} in Kubernetes is invalid: {error.message}"
-        hint = f"{error.hint} Correct it with `kubectl edit computecluster {name}`.".strip()
-        raise SpecError(message, hint, error.details) from error
+    return dumped
 
 
 async def change(client: Client, before: Object, changed: ClusterSpec, *, force: bool) -> None:
@@ -140,7 +105,7 @@ async def change(client: Client, before: Object, changed: ClusterSpec, *, force:
     that it applies to; if the patch does not create a new generation, it is written again with the current one."""
     name, namespace, version = (before["metadata"][key] for key in ("name", "namespace", "resourceVersion"))
     named_before = (before["spec"].get("namespace") or {}).get("name")
-    spec_patch = merge_patch(before["spec"], _resource_spec(name, changed, "" if named_before else namespace))
+    spec_patch = merge_patch(before["spec"], resource_spec(name, changed, "" if named_before else namespace))
     foreseen = before["metadata"]["generation"] + 1
     annotations = {names.FORCE: str(foreseen) if force else None}
     body = {"metadata": {"resourceVersion": version, "annotations": annotations}, "spec": spec_patch}
@@ -178,22 +143,19 @@ async def _exists(client: Client, name: str, namespace: str) -> bool:
     """True if the ComputeCluster exists. If we may not read it, its ConfigMap names it as owner; raises Denied if we
     may not read that either."""
     try:
-        await client.get(COMPUTE_CLUSTER, name, namespace)
-    except ApiError as error:
-        if is_not_found(error):
-            return False
-        if error.status != 403:
-            raise
-    else:
-        return True
-    try:
         with denied_with_rule():
-            files = await client.get(CONFIG_MAP, names.root(name), namespace)
+            try:
+                await client.get(COMPUTE_CLUSTER, name, namespace)
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                files = await client.get(CONFIG_MAP, names.root(name), namespace)
+                return ownership.is_owned_by(files, COMPUTE_CLUSTER.kind, name)
     except ApiError as error:
         if is_not_found(error):
             return False
         raise
-    return ownership.is_owned_by(files, COMPUTE_CLUSTER.kind, name)
+    return True
 
 
 async def watch(client: Client, name: str, namespace: str, uid: str = "") -> AsyncIterator[Report]:
@@ -227,40 +189,35 @@ async def watch(client: Client, name: str, namespace: str, uid: str = "") -> Asy
 
 
 def report_of(resource: Object, pods: list[Object]) -> Report:
-    """The status that the operator wrote, and the state of the pods."""
-    told = resource.get("status") or {}
-    is_seen = bool(pods) or "observedGeneration" in told
+    """The status that the operator wrote, and the state of the pods. A pod is ready if the engine reported so to the
+    operator."""
+    stored = resource.get("status") or {}
+    is_seen = bool(pods) or "observedGeneration" in stored
     metadata = resource["metadata"]
-    groups = tuple(codec.load(GroupStatus, group) for group in told.get("groups") or ())
-    retiring = status_codec.load_state(told).retiring
-    causes = status_codec.load_causes(told.get("causes"))
-    message = told.get("message", "").removesuffix(causes[0].hint if causes else "").rstrip()
+    groups = tuple(codec.load(GroupStatus, group) for group in stored.get("groups") or ())
+    now, state, members = time.time(), status_codec.load_state(stored), observe.members(pods, {})
+    observed = Observed(members, state, observe.deaths(pods, now))
+    observed = replace(observed, state=replace(state, failures=failures((), observed, state, now)))
+    causes = status_codec.load_causes(stored.get("causes"))
+    message = stored.get("message", "").removesuffix(causes[0].hint if causes else "").rstrip()
     status = Status(
         name=metadata["name"],
         engine=resource["spec"]["engine"],
         place="kubernetes",
-        phase=Phase(told.get("phase") or "Pending"),
-        reason=told.get("reason", ""),
+        phase=Phase(stored.get("phase") or "Pending"),
+        reason=stored.get("reason", ""),
         message=message or ("" if is_seen else "The operator has not processed it yet."),
-        endpoints=codec.load(Endpoints, told.get("endpoints") or {}),
+        endpoints=codec.load(Endpoints, stored.get("endpoints") or {}),
         groups=groups,
-        members=_members(told, pods),
+        members=member_statuses(observed, status_codec.load_view(stored, members)),
         mode="operator",
         namespace=metadata["namespace"],
-        generation=told.get("observedGeneration", 0),
+        generation=stored.get("observedGeneration", 0),
     )
     if metadata.get("deletionTimestamp"):
         status = replace(status, phase=Phase.STOPPING)
     trouble = status.message if status.phase is not Phase.READY and status.reason != "Draining" else ""
     is_listed = (status.reason, trouble) in {(cause.reason, cause.message) for cause in causes}
     first = (Cause(status.reason or status.phase.value, trouble),) if trouble and not is_listed else ()
-    return Report(status, (*first, *causes, *draining(status.name, retiring)))
-
-
-def _members(status: Mapping[str, Any], pods: list[Object]) -> tuple[MemberStatus, ...]:
-    """The pods as they are, ready if the engine reported so to the operator."""
-    members = observe.members(pods, {})
-    now, state = time.time(), status_codec.load_state(status)
-    observed = Observed(members, state, observe.deaths(pods, now))
-    observed = replace(observed, state=replace(state, failures=failures((), observed, state, now)))
-    return member_statuses(observed, status_codec.load_view(status, members))
+    workers = sum(group.wanted for group in groups[:1])
+    return Report(status, (*first, *causes, *draining(status.name, status.namespace, workers, state.retiring)))

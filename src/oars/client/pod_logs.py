@@ -24,68 +24,48 @@ FindPod = Callable[[], Awaitable[Object | None]]
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 
 
-def lines(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
-    """The lines of the pod that `find_pod` returns; None: the member is gone."""
-    return LogFollower(client, find_pod, options).lines() if options.follow else _read(client, find_pod, options)
-
-
-async def _read(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
-    pod = await find_pod()
-    if pod is not None:
+async def read(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
+    """The present lines of the pod that `find_pod` returns."""
+    if pod := await find_pod():
         async for line in client.logs(**_container(pod, options), tail=options.tail, previous=options.previous):
             yield line
+
+
+async def follow(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
+    """The present and future lines, each once, until `find_pod` returns None: the member is gone."""
+    backoff, tail = Backoff(options.on_trouble), options.tail
+    uid, newest, unstamped = "", "", ""  # the pod, the timestamp of its last line, the last line without one
+    while True:
+        pause = POLL_SECONDS
+        try:
+            pod = await find_pod()
+            if pod is None:
+                return
+            if pod["metadata"]["uid"] != uid:  # timestamps of another node do not compare
+                tail = None if uid else tail
+                uid, newest = pod["metadata"]["uid"], ""
+            last = newest  # of the previous connection: lines of stdout and stderr may be out of order
+            since = {"since": last} if last else {"tail": tail}
+            async for line in client.logs(**_container(pod, options), follow=True, timestamps=True, **since):
+                stamp, _, text = line.partition(" ")
+                if not _TIMESTAMP.match(stamp):
+                    if line != unstamped:  # a message of the kubelet, repeated on every connection
+                        yield line
+                    unstamped = line
+                elif sort_key(stamp) > sort_key(last):
+                    newest = max(newest, stamp, key=sort_key)
+                    yield text
+            tail = None
+            backoff.reset()
+        except OarsError as error:
+            if not isinstance(error, ApiError) or error.status != 400:  # 400: the container does not run yet
+                pause = backoff.failed(error)
+        await asyncio.sleep(pause)
 
 
 def _container(pod: Object, options: LogOptions) -> dict[str, Any]:
     metadata, container = pod["metadata"], options.container or observe.role(pod).value
     return {"name": metadata["name"], "namespace": metadata["namespace"], "container": container}
-
-
-class LogFollower:
-    """Follows one member's log until the member is gone; yields each line once."""
-
-    def __init__(self, client: Client, find_pod: FindPod, options: LogOptions) -> None:
-        self._client = client
-        self._find_pod = find_pod
-        self._options = options
-        self._tail = options.tail
-        self._pod = ""  # UID
-        self._newest = ""  # timestamp of the last line of this pod
-        self._unstamped = ""
-        self._backoff = Backoff(options.on_trouble)
-
-    async def lines(self) -> AsyncIterator[str]:
-        while True:
-            pause = POLL_SECONDS
-            try:
-                pod = await self._find_pod()
-                if pod is None:
-                    return
-                async for line in self._new_lines(pod):
-                    yield line
-                self._tail = None
-                self._backoff.reset()
-            except OarsError as error:
-                if not isinstance(error, ApiError) or error.status != 400:  # 400: the container does not run yet
-                    pause = self._backoff.failed(error)
-            await asyncio.sleep(pause)
-
-    async def _new_lines(self, pod: Object) -> AsyncIterator[str]:
-        """New lines, for as long as the connection lasts."""
-        if pod["metadata"]["uid"] != self._pod:  # timestamps of another node do not compare
-            self._tail = self._tail if not self._pod else None
-            self._pod, self._newest = pod["metadata"]["uid"], ""
-        last = self._newest  # of the previous connection: lines of stdout and stderr may be out of order
-        since = {"since": last} if last else {"tail": self._tail}
-        async for line in self._client.logs(**_container(pod, self._options), follow=True, timestamps=True, **since):
-            stamp, _, text = line.partition(" ")
-            if not _TIMESTAMP.match(stamp):
-                if line != self._unstamped:  # a message of the kubelet, repeated on every connection
-                    yield line
-                self._unstamped = line
-            elif sort_key(stamp) > sort_key(last):
-                self._newest = max(self._newest, stamp, key=sort_key)
-                yield text
 
 
 class Backoff:

@@ -4,20 +4,19 @@ already, as in notebooks."""
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from oars.client.backend import Driver
-from oars.client.cluster import DEFAULT_TIMEOUT, AsyncCluster
-from oars.client.keywords import suggest_keywords
-from oars.model import Cause
-from oars.spec.cluster import ClusterSpec
-from oars.spec.status import MemberStatus, Status
+from oars.client.cluster import AsyncCluster
+from oars.client.keywords import same_parameters, suggest_keywords
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _END = object()
 
@@ -50,106 +49,39 @@ class _LoopThread:
 _loop = _LoopThread()
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncCluster, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Cluster, P], T]:
+    """A method of AsyncCluster as a method of Cluster, with the same signature and docstring."""
+
+    @functools.wraps(inspect.unwrap(method))
+    def call(self: Cluster, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return _loop.run(method(self._cluster, *args, **kwargs))
+
+    call.__qualname__ = f"Cluster.{call.__name__}"
+    return suggest_keywords(call)
+
+
 class Cluster:
     """A running cluster: `with Cluster("dask", workers=3) as cluster: …`."""
 
-    @suggest_keywords
-    def __init__(  # noqa: PLR0913 (all but the first are keywords)
-        self,
-        engine: str | ClusterSpec,
-        *,
-        workers: int | None = None,
-        cpu: float | str | None = None,
-        memory: int | str | None = None,
-        name: str | None = None,
-        packages: Sequence[str] | None = None,
-        image: str | None = None,
-        place: str | None = None,
-        namespace: str | None = None,
-        context: str | None = None,
-        kubeconfig: str | None = None,
-        mode: str | None = None,
-        timeout: float | str = DEFAULT_TIMEOUT,
-        progress: Callable[[str], None] | None = None,
-        tied: bool = True,
-        modules: str | None = None,
-    ) -> None:
-        """Start a cluster and wait until all workers are ready. If that fails, remove it again.
-
-        engine: "dask", "ray", "mars", the name of a plug-in, or a ClusterSpec, which the other arguments override.
-        workers: number of workers in the first group.
-        cpu, memory: of each worker, such as 2 or "500m", and "4Gi".
-        name: of the cluster; by default the engine's name and six random digits.
-        packages: requirements to install beside the engine.
-        image: container image of all pods, on Kubernetes.
-        place: "local" (default) or "kubernetes".
-        namespace, context, kubeconfig: as for kubectl; each implies place="kubernetes".
-        mode: "operator" or "direct"; by default "operator" if one watches the namespace.
-        timeout: how long to wait until the cluster is ready, in seconds or such as "2m".
-        progress: called with a line of text at every change while waiting.
-        tied: stop the cluster when this process ends.
-        modules: directory whose modules workers can import; by default that of the running script.
-        """
-        self._cluster = AsyncCluster(
-            engine, workers=workers, cpu=cpu, memory=memory, name=name, packages=packages, image=image, place=place,
-            namespace=namespace, context=context, kubeconfig=kubeconfig, mode=mode, timeout=timeout, progress=progress,
-            tied=tied, modules=modules,
-        )  # fmt: skip
+    @same_parameters(AsyncCluster)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Start a cluster and wait until all workers are ready. If that fails, remove it again."""
+        self._cluster = AsyncCluster(*args, **kwargs)
         _loop.run(self._cluster.start())
 
     @classmethod
-    @suggest_keywords
-    def from_file(  # noqa: PLR0913 (all but the first are keywords)
-        cls,
-        path: str | Path,
-        *,
-        sets: Sequence[str] = (),
-        workers: int | None = None,
-        cpu: float | str | None = None,
-        memory: int | str | None = None,
-        name: str | None = None,
-        packages: Sequence[str] | None = None,
-        image: str | None = None,
-        place: str | None = None,
-        namespace: str | None = None,
-        context: str | None = None,
-        kubeconfig: str | None = None,
-        mode: str | None = None,
-        timeout: float | str = DEFAULT_TIMEOUT,
-        progress: Callable[[str], None] | None = None,
-        tied: bool = True,
-        modules: str | None = None,
-    ) -> Self:
-        """Start a cluster from a YAML file, which the other arguments override. sets: "path=value" for any field of the
-        spec, such as "head.cpu=2". See Cluster for the others."""
-        cluster = AsyncCluster.from_file(
-            path, sets=sets, workers=workers, cpu=cpu, memory=memory, name=name, packages=packages, image=image,
-            place=place, namespace=namespace, context=context, kubeconfig=kubeconfig, mode=mode, timeout=timeout,
-            progress=progress, tied=tied, modules=modules,
-        )  # fmt: skip
-        return cls._wrap(_loop.run(cluster.start()))
+    @same_parameters(AsyncCluster.from_file)
+    def from_file(cls, *args: Any, **kwargs: Any) -> Cluster:
+        """Start a cluster from a YAML file, which the other arguments override."""
+        return cls._wrap(_loop.run(AsyncCluster.from_file(*args, **kwargs).start()))
 
     @classmethod
-    @suggest_keywords
-    def attach(  # noqa: PLR0913 (all but the first are keywords)
-        cls,
-        name: str,
-        *,
-        place: str | None = None,
-        namespace: str | None = None,
-        context: str | None = None,
-        kubeconfig: str | None = None,
-        mode: str | None = None,
-        progress: Callable[[str], None] | None = None,
-    ) -> Self:
-        """Connect to a running cluster. Closing the object does not stop the cluster.
-
-        Without a place the cluster is looked for on this machine, then on Kubernetes. mode: raise NotFound unless the
-        cluster runs in this mode. See Cluster for the others."""
-        attaching = AsyncCluster.attach(
-            name, place=place, namespace=namespace, context=context, kubeconfig=kubeconfig, mode=mode, progress=progress
-        )
-        return cls._wrap(_loop.run(attaching))
+    @same_parameters(AsyncCluster.attach)
+    def attach(cls, *args: Any, **kwargs: Any) -> Cluster:
+        """Connect to a running cluster. Closing the object does not stop the cluster."""
+        return cls._wrap(_loop.run(AsyncCluster.attach(*args, **kwargs)))
 
     @classmethod
     def _wrap(cls, cluster: AsyncCluster) -> Self:
@@ -190,10 +122,6 @@ class Cluster:
         """The URL of the engine's dashboard; empty if it has none."""
         return self._cluster.dashboard_link
 
-    def client(self) -> Any:
-        """Return the engine's own client, connected: distributed.Client, the initialised ray module, a Mars session."""
-        return _loop.run(self._cluster.client())
-
     def executor(self) -> Executor:
         """Return a concurrent.futures.Executor that runs on the cluster."""
         return self._cluster.executor()
@@ -202,29 +130,14 @@ class Cluster:
         """Return the Python and the environment for a program that connects to this cluster with the engine's API."""
         return self._cluster.driver()
 
-    @suggest_keywords
-    def scale(self, workers: int, *, group: str | None = None, force: bool = False) -> None:
-        """Set the number of workers of a group (by default the first) and return at once. Workers are drained before
-        they are removed, unless `force` discards their data."""
-        _loop.run(self._cluster.scale(workers, group=group, force=force))
-
-    @suggest_keywords
-    def wait(self, workers: int | None = None, *, timeout: float | str = DEFAULT_TIMEOUT) -> Status:
-        """Wait until that many workers are ready and return the status. Without a number, wait until the cluster
-        matches its spec. Raises TimedOut."""
-        return _loop.run(self._cluster.wait(workers, timeout=timeout))
-
-    def status(self) -> Status:
-        """Return the current status."""
-        return _loop.run(self._cluster.status())
-
-    def members(self) -> tuple[MemberStatus, ...]:
-        """Return the status of the head and of every worker."""
-        return _loop.run(self._cluster.members())
-
-    def why(self) -> tuple[Cause, ...]:
-        """Return what keeps the cluster from matching its spec, the most severe cause first; empty if nothing does."""
-        return _loop.run(self._cluster.why())
+    client = _blocking(AsyncCluster.client)
+    scale = _blocking(AsyncCluster.scale)
+    wait = _blocking(AsyncCluster.wait)
+    status = _blocking(AsyncCluster.status)
+    members = _blocking(AsyncCluster.members)
+    why = _blocking(AsyncCluster.why)
+    close = _blocking(AsyncCluster.close)
+    stop = _blocking(AsyncCluster.stop)
 
     @overload
     def logs(self, member: str | None = None, *, follow: Literal[False] = False, tail: int | None = None) -> str: ...
@@ -245,14 +158,6 @@ class Cluster:
 
         while (line := _loop.run(next_line())) is not _END:
             yield line
-
-    def close(self) -> None:
-        """Disconnect, and stop the cluster if this object started it and it is tied."""
-        _loop.run(self._cluster.close())
-
-    def stop(self) -> None:
-        """Stop the cluster, no matter who started it."""
-        _loop.run(self._cluster.stop())
 
     def __repr__(self) -> str:
         return repr(self._cluster).replace("AsyncCluster", "Cluster", 1)

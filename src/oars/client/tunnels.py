@@ -4,20 +4,23 @@ cluster IP) if that is reachable, else a port-forward for each port that follows
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from oars.base.errors import OarsError
+from oars.base.files import write_private
+from oars.base.text import command
 from oars.engines.base import Access
 from oars.kube.client import Client
-from oars.kube.kinds import POD, SERVICE, Object
+from oars.kube.kinds import SERVICE, Object
 from oars.kube.port_forward import Forwarder
 from oars.model import Desired, Port
 from oars.places.kube import names
 from oars.places.kube.render.values import head_values, secret_files
-from oars.places.kube.state import observe
 from oars.places.kube.state.secrets import read_secrets
 from oars.plan.fill import fill_mapping
 from oars.spec.cluster import ClusterSpec
@@ -25,50 +28,55 @@ from oars.spec.cluster import ClusterSpec
 DIAL_SECONDS = 1.0
 
 Endpoint = tuple[str, dict[str, int]]  # a host, and its port for each port of the head by name
+FindHead = Callable[[], Awaitable[Object | None]]  # the running pod of the head
 
 
 class Tunnels:
     """Connections to one cluster."""
 
-    def __init__(self, client: Client, spec: ClusterSpec, cluster: Desired, state: Path) -> None:
+    def __init__(self, client: Client, spec: ClusterSpec, cluster: Desired, find_head: FindHead) -> None:
         self._client = client
         self.spec = spec
         self.cluster = cluster
-        self.directory = state / f"{cluster.namespace}-{cluster.name}-{os.getpid()}"  # secrets of this process
-        self._forwards: list[Forwarder] = []
+        self._find_head = find_head
+        self._opened = contextlib.AsyncExitStack()
+        self.directory = Path()  # of this object: the secrets, as files
         self._host = ""
         self._ports: dict[str, int] = {}
 
-    async def open(self) -> None:
-        await self._fetch_secrets()
+    async def open(self, state: Path) -> None:
+        """`state`: where to make the directory."""
         served = [port for port in self.cluster.shape.head.process.ports if port.on_service]
-        if endpoint := await self._reachable_endpoint(served):
-            self._host, self._ports = endpoint
-            return
-        self._host = "127.0.0.1"
-        for port in served:
-            forwarder = Forwarder(self._client, self._head_port(port.default))
-            self._ports[port.name] = await forwarder.start()
-            self._forwards.append(forwarder)
+        async with contextlib.AsyncExitStack() as opened:  # if a step fails, close what is open
+            os.makedirs(state, mode=0o700, exist_ok=True)
+            prefix = f"{self.cluster.namespace}-{self.cluster.name}-"
+            self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir=state))
+            opened.callback(shutil.rmtree, self.directory, ignore_errors=True)
+            await self._fetch_secrets()
+            if endpoint := await self._reachable_endpoint(served):
+                self._host, self._ports = endpoint
+            else:
+                self._host = "127.0.0.1"
+                for port in served:
+                    forwarder = make_forwarder(self._client, self._find_head, port.default)
+                    opened.push_async_callback(forwarder.close)
+                    self._ports[port.name] = await forwarder.start()
+            self._opened = opened.pop_all()
 
     async def _fetch_secrets(self) -> None:
+        name, namespace = self.cluster.name, self.cluster.namespace
         wanted = secret_files(self.cluster.shape)
-        if not wanted:
-            return
-        found = await read_secrets(self._client, self.cluster.name, self.cluster.namespace)
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in wanted:
-            if name not in found:
-                hint = f"Recreate the cluster: `oars down {self.cluster.name}`, then `oars up {self.cluster.name}`."
-                raise OarsError(f"The Secret of cluster {self.cluster.name!r} has no key {name!r}.", hint)
-            descriptor = os.open(self.directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(found[name])
+        found = await read_secrets(self._client, name, namespace) if wanted else {}
+        for key in wanted:
+            if key not in found:
+                hint = f"Remove the cluster with `{command('down', name, namespace=namespace)}` and create it again."
+                raise OarsError(f"The Secret of cluster {name!r} has no key {key!r}.", hint)
+            write_private(self.directory / key, found[key])
 
     async def _reachable_endpoint(self, served: list[Port]) -> Endpoint | None:
         """The first endpoint of the Service that accepts a connection from here."""
         service = await self._client.get(SERVICE, names.head(self.cluster.name), self.cluster.namespace)
-        head = await self._head() if service["spec"]["type"] == "NodePort" else None
+        head = await self._find_head() if service["spec"]["type"] == "NodePort" else None
         node = str(head["status"].get("hostIP", "")) if head else ""
         for host, ports in endpoints(service, served, node):
             try:
@@ -79,24 +87,6 @@ class Tunnels:
             except (OSError, TimeoutError):
                 continue
         return None
-
-    def _head_port(self, port: int) -> Callable[[], Awaitable[tuple[str, str, int]]]:
-        """Find the current head for each new connection."""
-
-        async def choose() -> tuple[str, str, int]:
-            head = await self._head()
-            if head is None:
-                raise OSError("there is no running head")
-            return self.cluster.namespace, head["metadata"]["name"], port
-
-        return choose
-
-    async def _head(self) -> Object | None:
-        """The newest running pod of the head."""
-        labels = names.selector(names.pod_labels(self.cluster.name))
-        pods = (await self._client.list(POD, self.cluster.namespace, labels=labels)).items
-        staying = [pod for pod in pods if observe.is_staying(pod) and observe.phase(pod) == "Running"]
-        return max(staying, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
 
     def access(self) -> Access:
         cluster, shape = self.cluster, self.cluster.shape
@@ -109,10 +99,19 @@ class Tunnels:
         return Access(cluster.name, cluster.engine, address, dashboard, env, secret)
 
     async def close(self) -> None:
-        for forwarder in self._forwards:
-            await forwarder.close()
-        self._forwards.clear()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        await self._opened.aclose()
+
+
+def make_forwarder(client: Client, find_head: FindHead, port: int, local_port: int = 0) -> Forwarder:
+    """A port-forward to a port of the head. Each new connection goes to the current head."""
+
+    async def choose() -> tuple[str, str, int]:
+        head = await find_head()
+        if head is None:
+            raise OSError("there is no running head")
+        return head["metadata"]["namespace"], head["metadata"]["name"], port
+
+    return Forwarder(client, choose, local_port)
 
 
 def endpoints(service: Object, served: Sequence[Port], node: str) -> list[Endpoint]:

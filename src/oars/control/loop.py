@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
@@ -19,23 +20,26 @@ from oars.model import (
     Ensure,
     LoopState,
     MemberId,
+    MemberState,
     Observed,
+    Pause,
     Remove,
     Role,
     Shape,
     Step,
     View,
-    Wait,
 )
 from oars.places.base import Place, PlaceError
 from oars.places.report import Report
 from oars.plan.decide import decide, with_drain_reply
-from oars.plan.status import status
+from oars.plan.status import failed, status
 from oars.plan.why import explain
 from oars.spec.status import Phase, Status
 
 LOOK_SECONDS = 5.0  # a head that does not answer in this time is not up
-DRAIN_PAUSE = 1.0  # between two attempts to drain the same worker
+# Between two attempts to drain the same worker: an engine that refuses would otherwise be asked in every pass, which at
+# the pace of local processes is ten times per second.
+DRAIN_PAUSE = 1.0
 DRAIN_SLACK = 10.0  # seconds beyond the deadline until an engine that keeps silent is given up
 
 log = get_logger(__name__)
@@ -45,14 +49,6 @@ Scale = Callable[[Desired, View, LoopState, float], Desired]
 
 def _as_desired(desired: Desired, view: View, state: LoopState, now: float) -> Desired:
     return desired
-
-
-@dataclass(frozen=True)
-class Pause:
-    """When the next pass is due at the latest, and why not earlier."""
-
-    seconds: float
-    wait: Wait = Wait.SOON
 
 
 class Loop:
@@ -65,6 +61,7 @@ class Loop:
         self._scale = scale
         self._draining: dict[MemberId, asyncio.Task[Sequence[Drained]]] = {}
         self._next_drain: dict[MemberId, float] = {}
+        self._unlisted_since: dict[tuple[MemberId, str], float] = {}
         self._filled: tuple[Shape, Mapping[str, str]] | None = None
         self._state: LoopState | None = None  # as last read or recorded
         self.report: Report | None = None
@@ -76,7 +73,7 @@ class Loop:
         observed = replace(observed, state=self._with_drain_replies(observed.state))
         view = await self._look(desired, observed)
         now = self._clock()
-        view = replace(view, draining=self._under_drain(now))
+        view = replace(view, draining=self._under_drain(now), unlisted=self._unlisted(observed, view))
         desired = self._scale(desired, view, observed.state, now)
         decision = decide(desired, observed, view, now)
         self._state = decision.state
@@ -89,24 +86,13 @@ class Loop:
         report = Report(status(desired, observed, view, causes, endpoints), causes)
         await self._place.record(desired, decision.state, report)
         self.report = report
-        return Pause(decision.again_after, decision.wait)
+        return decision.pause
 
     async def report_failure(self, desired: Desired, cause: Cause) -> None:
-        """Publish that a pass failed. The last known status stays; one that is about an older spec is not Ready."""
-        before = (
-            self.report.status if self.report else Status(desired.name, desired.engine, desired.place, Phase.PENDING)
-        )
-        outdated = before.phase is Phase.READY and before.generation < desired.generation
-        told = replace(
-            before,
-            phase=Phase.DEGRADED if outdated else before.phase,
-            reason=cause.reason,
-            message=cause.message,
-            mode=desired.mode,
-            namespace=desired.namespace,
-            generation=desired.generation,
-        )
-        self.report = Report(told, (cause,))
+        """Publish that a pass failed."""
+        nothing = Status(desired.name, desired.engine, desired.place, Phase.PENDING)
+        before = replace(self.report.status if self.report else nothing, mode=desired.mode, namespace=desired.namespace)
+        self.report = Report(failed(before, cause, desired.generation), (cause,))
         if self._state is not None:  # else the recorded state could not be read, and must not be overwritten
             await self._place.record(desired, self._state, self.report)
 
@@ -206,6 +192,24 @@ class Loop:
         paused = {member for member, due in self._next_drain.items() if now < due + DRAIN_PAUSE}
         return frozenset(self._draining) | paused
 
+    def _unlisted(self, observed: Observed, view: View) -> dict[MemberId, float]:
+        """How long the head has not listed workers that run. Unknown while it does not answer, and counted from zero
+        by a new loop."""
+        if not view.up:
+            return {}
+        now = time.monotonic()  # it lives in memory only: a step of the wall clock must not kill workers
+        missing = {
+            (member.id, member.incarnation)
+            for member in observed.members
+            if member.role is Role.WORKER
+            and member.state is MemberState.RUNNING
+            and member.id not in view.members
+            and member.id not in observed.state.retiring
+            and member.id not in self._draining
+        }
+        self._unlisted_since = {each: self._unlisted_since.get(each, now) for each in missing}
+        return {member: now - since for (member, _), since in self._unlisted_since.items()}
+
     def _with_drain_replies(self, state: LoopState) -> LoopState:
         """Fold in the replies of drains that have ended since the last pass."""
         for task in {task for task in self._draining.values() if task.done()}:
@@ -220,12 +224,7 @@ class Loop:
 
 
 def _in_words(step: Step | None) -> str:
-    match step:
-        case Ensure():
-            return f"start {join_names(step.members)}"
-        case Remove():
-            return f"remove {join_names(step.members)}"
-        case Drain():
-            return f"drain {join_names(step.members)}"
-        case None:
-            return "remove leftovers"
+    if step is None:
+        return "remove leftovers"
+    verb = "start" if isinstance(step, Ensure) else type(step).__name__.lower()
+    return f"{verb} {join_names(step.members)}"

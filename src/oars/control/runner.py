@@ -15,14 +15,14 @@ from typing import Generic, Protocol, TypeVar
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
 from oars.base.rate import TokenBucket
-from oars.control.loop import Pause
 from oars.control.queue import LONGEST_BACKOFF, Queue
-from oars.model import Wait
+from oars.model import Pause
 
 K = TypeVar("K", bound=Hashable)
 K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 POLLS_PER_SECOND, POLL_BURST = 20.0, 40.0  # over all keys: changes are announced anyway
+NOW = Pause(0.0)
 
 log = get_logger(__name__)
 
@@ -62,13 +62,14 @@ class Runner(Generic[K]):
         """How many keys are due and wait for a worker."""
         return self._queue.due
 
-    def wake(self, key: K, after: float = 0.0, *, limited: bool = False) -> None:
-        """Reconcile the key soon. `limited`: the change is not urgent; it waits for its turn among all polls."""
+    def wake(self, key: K, pause: Pause = NOW) -> None:
+        """Reconcile the key after this pause at the latest."""
         self._known.add(key)
         self._empty.clear()
-        if limited and self._queue.is_due_within(key, after + self._polls.backlog):
-            return
-        self._queue.add(key, after + (self._polls.reserve() if limited else 0.0))
+        if not pause.limited:
+            self._queue.add(key, pause.seconds)
+        elif not self._queue.is_due_within(key, pause.seconds + self._polls.backlog):
+            self._queue.add(key, pause.seconds + self._polls.reserve())
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Until cancelled; `until_empty`: or until nothing is left to do for any key."""
@@ -102,7 +103,7 @@ class Runner(Generic[K]):
                 error = RuntimeError("a task that the pass waited for was cancelled")
             self._observe_pass(self._clock() - started, True)
             again = self._queue.failed(key)
-            expected = isinstance(error, OarsError | OSError | TimeoutError)  # they have a message for people
+            expected = isinstance(error, OarsError | OSError)  # they have a message for people
             text = pairs("pass failed", key=key, error=error, again=f"{again:.1f}s")
             log.log(logging.WARNING if expected else logging.ERROR, text, exc_info=not expected)
             await self._report(key, error)
@@ -111,10 +112,8 @@ class Runner(Generic[K]):
         self._queue.succeeded(key)
         if pause is None:
             self._finish(key)
-        elif pause.wait is Wait.SOON:
-            self._queue.add(key, pause.seconds)
         else:
-            self._queue.add(key, max(pause.seconds, self._poll_delay(key)))
+            self._queue.add(key, max(pause.seconds, self._poll_delay(key) if pause.limited else 0.0))
 
     def _poll_delay(self, key: K) -> float:
         """Seconds until the key's next poll. A key has one reservation at most: passes that come earlier, because it
@@ -127,7 +126,9 @@ class Runner(Generic[K]):
     async def _report(self, key: K, error: Exception) -> None:
         try:
             await self._reconciler.report_failure(key, error)
-        except (Exception, asyncio.CancelledError):  # the next failed pass reports again
+        except (OarsError, OSError) as problem:  # the next failed pass reports again
+            log.warning(pairs("failure not reported", key=key, error=problem))
+        except (Exception, asyncio.CancelledError):
             if _is_cancelled():
                 raise
             log.exception(pairs("failure not reported", key=key))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from oars.base.errors import EngineUnreachable
@@ -60,6 +61,15 @@ class Shell:
     greeting: str = "`client` is connected."
 
 
+@dataclass(frozen=True)
+class Footprint:
+    """What the engine's own library uses on a machine, outside the directories of Oars."""
+
+    shared_memory: bool = False  # it stores objects in /dev/shm
+    temporary: tuple[str, ...] = ()  # how the names of its files in /tmp begin
+    permanent: tuple[str, ...] = ()  # names in /tmp that it creates once per machine and never deletes
+
+
 class Engine(Protocol):
     """The control plane's part of an engine. A plug-in may inherit from this class: what is optional has a default."""
 
@@ -73,6 +83,10 @@ class Engine(Protocol):
     @property
     def shell(self) -> Shell:
         return Shell()
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint()
 
     @property
     def immutable_options(self) -> Mapping[str, str]:
@@ -133,6 +147,11 @@ class Session(Protocol):
     executor: Callable[[Access], Executor]
 
 
+def drained(members: Sequence[MemberId], waits_for: Mapping[str, str]) -> list[Drained]:
+    """The result of a drain: a member that waits for nothing is done."""
+    return [Drained(member, not waits_for.get(member), waits_for.get(member, "")) for member in members]
+
+
 def obstacles(reply: Any, requested: Collection[str], error: str) -> Mapping[str, str]:
     """Check the reply to a drain request: worker → what it waits for.
 
@@ -141,3 +160,9 @@ def obstacles(reply: Any, requested: Collection[str], error: str) -> Mapping[str
     if isinstance(reply, dict) and all(name in requested and isinstance(text, str) for name, text in reply.items()):
         return reply
     raise EngineUnreachable(error)
+
+
+def script(module: str, name: str) -> str:
+    """Source of the file `name` next to a module's `__file__`. Places copy it to the engine's environment, where Oars
+    is not installed: a script imports the standard library and the engine only, and no other script."""
+    return Path(module).with_name(name).read_text(encoding="utf-8")

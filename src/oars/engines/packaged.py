@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from oars.engines.base import Shell, Wire
+from oars.engines.base import Footprint, Shell, Wire
 from oars.model import Drained, MemberId, Needs, Shape, View
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
@@ -43,6 +43,7 @@ class PackagedEngine:
     live: LiveModule
     shell: Shell = field(default_factory=Shell)
     immutable_options: Mapping[str, str] = field(default_factory=dict)
+    footprint: Footprint = field(default_factory=Footprint)
 
     def options_model(self) -> type[Part] | None:
         return self.shaping.options_model()

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import threading
@@ -85,7 +84,10 @@ class Environments:
         needs, chosen = scan.overridden(needs, packages)
         if chosen:
             progress(f"warning: `packages` selects {_join(chosen)}; Oars was not tested with that version")
-        recipe = _Recipe(engine, needs, tuple(sorted({_absolute(package.strip()) for package in packages})))
+        stripped = [package.strip() for package in packages]
+        # Paths become absolute: uv runs in another directory.
+        named = {str(Path(each).absolute()) if each.startswith((".", "/")) else each for each in stripped}
+        recipe = _Recipe(engine, needs, tuple(sorted(named)))
         built = (self._use(replace(recipe, python=python)) for python in _minors(needs.python))
         found = next((env for env in built if env), None)
         if found:
@@ -111,49 +113,48 @@ class Environments:
         if not chosen:
             raise NotFound(f"There is no environment {name!r}.", "`oars env ls` lists all.")
         for info in chosen:
-            self._remove(info)
+            path = self._lock_path(info.key)
+            with cache.guarded(self._envs):
+                descriptor = cache.lock(path)
+                if descriptor is None:
+                    raise OarsError(f"The environment {info.key} is being built.", "Wait until that is done.")
+                try:
+                    cache.erase(info.path)
+                finally:
+                    cache.unlock(descriptor, path)
         return tuple(chosen)
 
     def cancel(self) -> None:
         """Cancel every running prepare() in other threads; they raise Interrupted."""
         self._cancelled.set()
 
-    def _remove(self, info: EnvInfo) -> None:
-        path = self._lock_path(info.key)
-        with cache.guarded(self._envs):
-            descriptor = cache.lock(path)
-            if descriptor is None:
-                raise OarsError(f"The environment {info.key} is being built.", "Wait until that is done.")
-            try:
-                cache.erase(info.path)
-            finally:
-                cache.unlock(descriptor, path)
-
     def _with_interpreter(self, recipe: _Recipe, watch: Watch) -> _Recipe:
         """Choose the Python to build with: the running one if allowed, else the newest that uv finds."""
         condition = recipe.needs.python
         if _running_fits(condition):
             return replace(recipe, python=_minors(condition)[0], interpreter=sys.executable)
+        argv = [self._uv(), "python", "list", "--only-installed", "--no-python-downloads", "--output-format", "json"]
         try:
-            version, path = max(self._pythons(condition, watch), default=((), ""))
+            with open(os.devnull) as nothing:
+                lines = program.run(argv, Path("/"), nothing.fileno(), watch, "looking for another Python")
         except program.Failed as failure:
             raise explain(watch.title, failure.lines, self._envs) from None
-        if not version:
+        # Warnings about broken interpreters may come before the list.
+        text = "\n" + "\n".join(lines)
+        listed = json.JSONDecoder().raw_decode(text, text.index("\n[") + 1)[0] if "\n[" in text else []
+        found = []
+        for entry in listed:
+            version = tuple(int(number) for number in re.findall(r"\d+", entry["version"])[:3])
+            if entry["implementation"] == "cpython" and scan.python_allowed(condition, version):
+                found.append((version, entry["path"]))
+        if not found:
             running = ".".join(map(str, sys.version_info[:3]))
             raise EnvironmentFailed(
                 f"{watch.title} needs Python {condition}; this is {running}, and uv found no other.",
                 "Install one, for example with `uv python install 3.11`, or run Oars with it.",
             )
+        version, path = max(found)
         return replace(recipe, python=f"{version[0]}.{version[1]}", interpreter=path)
-
-    def _pythons(self, condition: str, watch: Watch) -> Iterator[tuple[tuple[int, ...], str]]:
-        argv = [self._uv(), "python", "list", "--only-installed", "--no-python-downloads", "--output-format", "json"]
-        with open(os.devnull) as nothing:
-            lines = program.run(argv, Path("/"), nothing.fileno(), watch, "looking for another Python")
-        for entry in _json_list(lines):
-            version = _numbers(entry["version"])
-            if entry["implementation"] == "cpython" and scan.python_allowed(condition, version):
-                yield version, entry["path"]
 
     def _use(self, recipe: _Recipe) -> PythonEnv | None:
         info = cache.look(self._envs / recipe.key)
@@ -219,7 +220,7 @@ class Environments:
         program.run(wanted, self._envs, lock, watch, "resolving", variables)
 
     def _uv(self) -> str:
-        uv = self._given_uv or _packaged_uv() or shutil.which("uv")
+        uv = self._given_uv or program.find_uv()
         if not uv:
             raise EnvironmentFailed("Cannot build an environment: the program uv is missing.", "Run `pip install uv`.")
         return uv
@@ -236,31 +237,5 @@ def _minors(condition: str) -> list[str]:
     return [f"3.{minor}" for minor in range(40, 6, -1) if scan.python_allowed(condition, (3, minor, 0))]
 
 
-def _packaged_uv() -> str | None:
-    try:
-        from uv import find_uv_bin
-
-        return str(find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        return None
-
-
-def _absolute(package: str) -> str:
-    """Make paths absolute: uv runs in another directory."""
-    return str(Path(package).absolute()) if package.startswith((".", "/")) else package
-
-
 def _join(differences: Sequence[scan.Difference]) -> str:
     return ", ".join(map(str, differences))
-
-
-def _json_list(lines: Sequence[str]) -> list[dict[str, str]]:
-    """The JSON list in the output, which may contain warnings about broken interpreters."""
-    text = "\n" + "\n".join(lines)
-    start = text.find("\n[")
-    found: list[dict[str, str]] = json.JSONDecoder().raw_decode(text, start + 1)[0] if start >= 0 else []
-    return found
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])

@@ -14,7 +14,7 @@ import os
 import shutil
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,9 @@ def mark(env: Path, engine: str, needs: Needs, packages: tuple[str, ...], python
         "packages": list(packages),
         "python": python,
         "created": time.time(),
-        "size": sum(_sizes(env)),
+        "size": sum(
+            os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(env) for name in names
+        ),
         "modules": sorted(os.path.relpath(str(origin), env) for origin in modules.values()),
         "distributions": _distributions(site),
     }
@@ -154,18 +156,10 @@ def sweep(envs: Path) -> None:
             unlock(descriptor, path)
 
 
-def _info(env: Path, data: dict[str, Any]) -> EnvInfo:
-    return EnvInfo(
-        key=env.name,
-        engine=data["engine"],
-        version=data["version"],
-        packages=tuple(data["packages"]),
-        python=data["python"],
-        size=data["size"],
-        created=data["created"],
-        last_used=(env / MARKER).stat().st_mtime,
-        path=env,
-    )
+def _info(env: Path, data: Mapping[str, Any]) -> EnvInfo:
+    stored = {name: data[name] for name in ("engine", "version", "python", "size", "created")}
+    last_used = (env / MARKER).stat().st_mtime
+    return EnvInfo(key=env.name, packages=tuple(data["packages"]), last_used=last_used, path=env, **stored)
 
 
 def _distributions(site: str) -> list[str]:
@@ -173,8 +167,3 @@ def _distributions(site: str) -> list[str]:
     with os.scandir(site) as entries:
         names = [entry.name for entry in entries if entry.name.endswith(".dist-info")]
     return sorted(name for name in names if os.path.exists(os.path.join(site, name, "RECORD")))
-
-
-def _sizes(env: Path) -> Iterator[int]:
-    for directory, _, files in os.walk(env):
-        yield from (os.lstat(os.path.join(directory, name)).st_size for name in files)

@@ -55,7 +55,9 @@ def explain(what: str, lines: Sequence[str], directory: Path) -> OarsError:
         found = re.search(pattern, text)
         if found:
             names = [group for group in found.groups() if group]
-            return EnvironmentFailed(f"{what} cannot be built: {_lower(sentence.format(*names))}", hint, details)
+            text = sentence.format(*names)
+            text = text if text.startswith("'") else text[0].lower() + text[1:]
+            return EnvironmentFailed(f"{what} cannot be built: {text}", hint, details)
     return EnvironmentFailed(f"{what} cannot be built: uv failed.", "See its output below.", details)
 
 
@@ -66,7 +68,3 @@ def _relevant(lines: Sequence[str]) -> tuple[str, ...]:
     if len(relevant) > _MAX_LINES:  # uv reports what failed first; the program that it ran reports why last
         relevant = [*relevant[:2], "…", *relevant[3 - _MAX_LINES :]]
     return tuple(relevant)
-
-
-def _lower(sentence: str) -> str:
-    return sentence if sentence.startswith("'") else sentence[0].lower() + sentence[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,6 +76,16 @@ class Failed(Exception):
         self.lines = lines
 
 
+def find_uv() -> str | None:
+    """The uv of this Python's package, else the one on the PATH."""
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv")
+
+
 def run(
     argv: Sequence[str],
     directory: Path,
@@ -120,7 +131,10 @@ def _lines(process: subprocess.Popen[bytes], watch: Watch, doing: str, so_far: S
                 chunk = os.read(process.stdout.fileno(), 65536)
                 *whole, rest = (rest + chunk).split(b"\n")
                 for line in (raw.decode("utf-8", "replace").rstrip() for raw in whole):
-                    doing = _report(line, watch, doing)
+                    text = line.strip()
+                    if found := _PROGRESS.match(text):
+                        watch.progress(f"{watch.what}: {text[0].lower()}{text[1:]}")
+                        doing = _DOING.get(found[1], doing)
                     yield line
                 last_output = time.monotonic()
                 if not chunk:
@@ -132,15 +146,6 @@ def _lines(process: subprocess.Popen[bytes], watch: Watch, doing: str, so_far: S
                 last_output = time.monotonic()
     if rest:
         yield rest.decode("utf-8", "replace")
-
-
-def _report(line: str, watch: Watch, doing: str) -> str:
-    found = _PROGRESS.match(line.strip())
-    if not found:
-        return doing
-    text = line.strip()
-    watch.progress(f"{watch.what}: {text[0].lower()}{text[1:]}")
-    return _DOING.get(found[1], doing)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -50,11 +50,11 @@ def differences(needs: Needs) -> tuple[Difference, ...]:
 
 def overridden(needs: Needs, packages: Sequence[str]) -> tuple[Needs, tuple[Difference, ...]]:
     """The needs without the pins that `packages` pins to another version, and those differences."""
-    chosen = {_name(each): each.specifier for each in map(_parse, packages) if each and each.specifier}
+    chosen = {_normalized(each.name): each.specifier for each in map(_parse, packages) if each and each.specifier}
     kept, found = [], []
     for text in needs.requirements:
         requirement = _parse(text)
-        other = chosen.get(_name(requirement)) if requirement and _is_pin(requirement) else None
+        other = chosen.get(_normalized(requirement.name)) if requirement and _is_pin(requirement) else None
         if requirement is None or other is None or other == requirement.specifier:
             kept.append(text)
         else:
@@ -69,7 +69,7 @@ def pinned(needs: Needs) -> tuple[str, ...]:
     pins = []
     for text in needs.requirements:
         requirement = _parse(text)
-        is_engine = requirement is not None and _name(requirement) == _normalized(needs.distribution)
+        is_engine = requirement is not None and _normalized(requirement.name) == _normalized(needs.distribution)
         if requirement and is_engine and here and requirement.specifier.contains(here, prereleases=True):
             pins.append(f"{requirement.name}{_extras(requirement)}=={here}")
         else:
@@ -86,7 +86,11 @@ def python_allowed(specifier: str, python: tuple[int, ...]) -> bool:
 
 def modules_in(site: str, modules: Iterable[str]) -> dict[str, str | None]:
     """Module → its file or directory in a site-packages directory."""
-    return {module: _origin(_spec_in(module, [site])) for module in modules}
+    found: dict[str, str | None] = {}
+    for module in modules:
+        spec = _spec_in(module, [site])
+        found[module] = (spec.origin or next(iter(spec.submodule_search_locations or ()), None)) if spec else None
+    return found
 
 
 def version_in(site: str, distribution: str) -> str | None:
@@ -104,10 +108,6 @@ def _parse(text: str) -> Requirement | None:
         return Requirement(text)
     except InvalidRequirement:
         return None
-
-
-def _name(requirement: Requirement) -> str:
-    return _normalized(requirement.name)
 
 
 def _normalized(name: str) -> str:
@@ -146,12 +146,6 @@ def _spec_in(module: str, path: Iterable[str]) -> ModuleSpec | None:
         spec = PathFinder.find_spec(".".join(parts[: depth + 1]), locations) if locations else None
         locations = list(spec.submodule_search_locations or ()) if spec else None
     return spec
-
-
-def _origin(spec: ModuleSpec | None) -> str | None:
-    if spec is None:
-        return None
-    return spec.origin or next(iter(spec.submodule_search_locations or ()), None)
 
 
 def _version(distribution: str) -> str | None:

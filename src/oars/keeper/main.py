@@ -9,22 +9,23 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from oars import engines
 from oars.base import codec
 from oars.base.errors import NotFound, OarsError
 from oars.base.log import get_logger, log_to_file, pairs
-from oars.control.loop import Loop, Pause
+from oars.control.loop import Loop
 from oars.control.runner import Runner
-from oars.model import Cause
+from oars.model import Pause
 from oars.places.local.machine import LocalMachine
 from oars.places.local.process import ExitWatch
-from oars.places.local.store import ClusterDir, ClusterRecord
+from oars.places.local.store import STOP, ClusterDir, ClusterRecord
 from oars.places.process.ledger import read_ledger
 from oars.places.process.place import ProcessPlace
 from oars.places.report import Report
+from oars.plan.status import failed
+from oars.plan.why import pass_failure
 from oars.spec.status import Phase, Status
 
 log = get_logger("oars.keeper")
@@ -35,30 +36,31 @@ def main(path: str, environ: Mapping[str, str]) -> int:
     os.umask(0o077)
     try:
         os.chdir(directory.path)  # the socket's full name may be too long for the kernel
-    except FileNotFoundError:
-        return 0  # the cluster was stopped and removed before we started
-    lock = os.open(directory.keeper_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+        lock = os.open(directory.keeper_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        log_to_file(str(directory.keeper_log))
+        keeper = Keeper(directory.read(), directory.path, environ)
+    except (FileNotFoundError, NotFound):
+        return 0  # the cluster was stopped and removed before we started
     except BlockingIOError:
         return 0  # another keeper runs
-    log_to_file(str(directory.keeper_log))
-    asyncio.run(Keeper(directory, environ).run())
+    asyncio.run(keeper.run())
     return 0
 
 
 class Keeper:
     """Reconciles one cluster until it is stopped (see control.runner.Reconciler)."""
 
-    def __init__(self, directory: ClusterDir, environ: Mapping[str, str]) -> None:
-        self._dir = directory
+    def __init__(self, record: ClusterRecord, path: Path, environ: Mapping[str, str]) -> None:
+        self._record = record
+        self._dir = ClusterDir(path, record.mark)  # another cluster may take the directory's name
         self._listeners: set[asyncio.StreamWriter] = set()
         self._report: Report | None = None
         self._runner: Runner[str] = Runner(self)
         self._owner = ExitWatch(self._wake)
-        self._record = directory.read()
-        self._litter = {pattern for group in self._record.desired.groups for pattern in group.process.litter}
-        self._machine = LocalMachine(directory, self._record, environ, self._wake)
+        self._is_stop_requested = False
+        self._litter: set[str] = set()
+        self._machine = LocalMachine(self._dir, record, environ, self._wake)
         self._place: ProcessPlace | None = None
         self._loop: Loop | None = None
 
@@ -72,8 +74,11 @@ class Keeper:
         self._wake()
         try:
             await self._runner.run(until_empty=True)
+            with contextlib.suppress(OarsError):  # a damaged ledger: the mark still finds every process
+                entries = read_ledger(self._dir.ledger_file).entries.values()
+                self._litter |= {pattern for entry in entries for pattern in entry.litter}
             # Before anything is closed: the fork servers must not start another member.
-            await self._end_all()
+            await self._machine.sweep_all(self._litter)
         finally:
             server.close()
             if self._loop is not None and self._place is not None:
@@ -83,17 +88,11 @@ class Keeper:
         for writer in self._listeners:
             writer.close()
 
-    async def _end_all(self) -> None:
-        with contextlib.suppress(OarsError):  # a damaged ledger: the mark still finds every process
-            entries = read_ledger(self._dir.ledger_file).entries.values()
-            self._litter |= {pattern for entry in entries for pattern in entry.litter}
-        await self._machine.sweep_all(self._litter)
-
     async def reconcile(self, key: str) -> Pause | None:
         try:
-            self._record = record = self._check_owner(self._dir.read())
+            self._record = record = self._with_stop_request(self._dir.read())
         except NotFound:
-            return None  # somebody removed the directory: nothing of the cluster may stay
+            return None  # the directory was removed: nothing of the cluster may stay
         self._litter |= {pattern for group in record.desired.groups for pattern in group.process.litter}
         if self._loop is None:
             try:
@@ -109,35 +108,27 @@ class Keeper:
         return None if report is not None and report.status.phase is Phase.STOPPED else pause
 
     async def report_failure(self, key: str, error: Exception) -> None:
-        if isinstance(error, OarsError | OSError):
-            cause = Cause("PassFailed", f"The keeper could not reconcile the cluster: {error}. It tries again.")
-        else:
-            cause = Cause(
-                "InternalError",
-                f"Unexpected error in the keeper: {type(error).__name__}: {error}. It tries again.",
-                f"Please report it, with {self._dir.keeper_log}.",
-            )
+        cause, desired = pass_failure(error, str(self._dir.keeper_log)), self._record.desired
         if self._loop is None:
-            status = Status(self._record.name, self._record.desired.engine, self._record.desired.place, Phase.FAILED)
-            status = replace(
-                status, reason=cause.reason, message=cause.message, generation=self._record.intent.generation
-            )
-            self._publish(Report(status, (cause,)))
+            status = Status(self._record.name, desired.engine, desired.place, Phase.FAILED)
+            self._publish(Report(failed(status, cause, self._record.intent.generation), (cause,)))
             return
         try:
-            await self._loop.report_failure(self._record.desired, cause)
+            await self._loop.report_failure(desired, cause)
         finally:  # listeners hear of it even if the disk is full
             self._publish(self._loop.report)
 
-    def _check_owner(self, record: ClusterRecord) -> ClusterRecord:
-        """A tied cluster ends when its owner does, however that happened."""
-        if record.owner is None or not record.intent.running:
+    def _with_stop_request(self, record: ClusterRecord) -> ClusterRecord:
+        """The record, not running if its owner ended or a client requested a stop. It is not written,
+        because the disk may be full."""
+        if not record.intent.running:
             return record
-        if record.owner.alive():
+        if record.owner is not None and not record.owner.alive():
+            log.info(pairs("owner is gone", pid=record.owner.pid))
+            self._is_stop_requested = True
+        elif record.owner is not None:
             self._owner.watch(record.owner)
-            return record
-        log.info(pairs("owner is gone", pid=record.owner.pid))
-        return self._dir.change(running=False)
+        return record.changed(running=False) if self._is_stop_requested else record
 
     def _publish(self, report: Report | None) -> None:
         """Send a changed report to every listener."""
@@ -148,13 +139,15 @@ class Keeper:
             writer.write(_line(report))
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A client gets the report now and at every change; whatever it sends, and its connecting, wakes the loop."""
+        """A client gets the report now and at every change. Its connecting wakes the loop, and its STOP stops the
+        cluster."""
         self._listeners.add(writer)
         try:
             if self._report is not None:
                 writer.write(_line(self._report))
             self._wake()
-            while await reader.readline():
+            while line := await reader.readline():
+                self._is_stop_requested |= line == STOP
                 self._wake()
         except OSError:
             log.info("listener disconnected")

@@ -8,7 +8,7 @@ import os
 import ssl
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,25 +25,29 @@ class Credentials:
     """Authenticates requests to the API server of a target."""
 
     def __init__(self, target: Target, environ: Mapping[str, str]) -> None:
+        self.version = 0  # grows whenever the credentials are renewed
         self._target = target
         self._environ = environ
         self._impersonation = impersonation_headers(target.impersonate)
-        self._token_file = TokenFile(target.token_file) if target.token_file else None
         # A static token takes precedence over the exec plugin.
         self._plugin = None if target.token or target.token_file else target.exec_plugin
         self._exec_credential: ExecCredential | None = None
         self._plugin_run: asyncio.Task[None] | None = None
-        self._renewals = 0
+        self._token = target.token
         self._context: ssl.SSLContext | None = None
-        self._certificates = CertificateFiles(pem.path for pem in (target.ca, target.cert, target.key))
+        self._certificate_times: dict[str, int] = {}  # modification times of the files in the context
+        self._checked_files = float("-inf")
 
     async def headers(self) -> list[tuple[str, str]]:
         """Return the headers that authenticate a request."""
-        target = self._target
-        token = (self._token_file.read() if self._token_file else "") or target.token
+        self._reload_files_if_due()
+        target, token = self._target, self._token
         if not token and (credential := await self._get_exec_credential()):
             token = credential.token
         if token:
+            if not (token.isascii() and token.isprintable()):
+                hint = "Log in again, or correct the token in the kubeconfig."
+                raise ConfigError("The token contains characters that an HTTP header cannot have.", hint)
             return [("Authorization", f"Bearer {token}"), *self._impersonation]
         if target.username:
             pair = base64.b64encode(f"{target.username}:{target.password}".encode()).decode()
@@ -55,30 +59,22 @@ class Credentials:
         if not self._target.server.startswith("https://"):
             return None
         await self._get_exec_credential()
+        self._reload_files_if_due()
         if self._context is None:
+            self._certificate_times = self._read_certificate_times()
             self._context = self._new_context()
-        elif self._certificates.is_due():
-            self._reload_certificates()
         return self._context
 
-    @property
-    def version(self) -> tuple[object, ...]:
-        """A value that changes whenever the credentials are renewed."""
-        return self._renewals, self._token_file.token if self._token_file else ""
-
-    async def renew(self, rejected: tuple[object, ...] | None = None) -> bool:
+    async def renew(self, rejected: int) -> bool:
         """Renew credentials after status 401; return False if that is impossible.
 
         `rejected` is the version that the server rejected. Concurrent requests are rejected together, and the first
         renewal serves them all."""
-        if (rejected is not None and rejected != self.version) or self._reload_certificates():
+        if rejected != self.version or self._reload_files():
             return True
-        if self._token_file:
-            return self._token_file.reload()
         if self._plugin:
             await self._run_plugin_once()
-            return True
-        return False
+        return self._plugin is not None
 
     async def close(self) -> None:
         """Kill the exec plugin if it is running."""
@@ -109,84 +105,51 @@ class Credentials:
         if self._exec_credential is None or credential.cert != self._exec_credential.cert:
             self._context = None  # do not reuse connections that were opened with the old certificate
         self._exec_credential = credential
-        self._renewals += 1
+        self.version += 1
 
-    def _reload_certificates(self) -> bool:
-        """Reload certificates if their files changed; return True if the new ones are valid.
+    def _reload_files_if_due(self) -> None:
+        if time.monotonic() - self._checked_files > RELOAD_SECONDS:
+            self._reload_files()
 
-        While someone replaces the files, certificate and key may not match."""
-        if not self._certificates.have_changed():
-            return False
+    def _reload_files(self) -> bool:
+        """Read the token file, and the certificate files if they changed; return True if the credentials changed."""
+        self._checked_files = time.monotonic()
+        has_changed = False
+        if self._target.token_file:
+            before, self._token = self._token, self._read_token_file()
+            has_changed = self._token != before
+        times = self._read_certificate_times()
+        if self._context is not None and times != self._certificate_times:
+            # While someone replaces the files, certificate and key may not match: try again at the next check.
+            with suppress(ConfigError):
+                self._context, self._certificate_times, has_changed = self._new_context(), times, True
+        self.version += has_changed
+        return has_changed
+
+    def _read_token_file(self) -> str:
+        """Return the token in the file, or the last one if the file is unreadable."""
+        path = self._target.token_file
         try:
-            self._context = self._new_context()
-        except ConfigError:
-            self._certificates.forget()
-            return False
-        self._renewals += 1
-        return True
+            return Path(path).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._token:
+                return self._token
+            hint = "Correct users[].user.tokenFile in the kubeconfig, or log in again."
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigError(f"Cannot read token file {path}: {reason}.", hint) from error
+
+    def _read_certificate_times(self) -> dict[str, int]:
+        """Return the modification times of the certificate files. A missing file keeps its last one."""
+        times = dict(self._certificate_times)
+        for path in (self._target.ca.path, self._target.cert.path, self._target.key.path):
+            with suppress(OSError):
+                times[path] = os.stat(path).st_mtime_ns
+        return times
 
     def _new_context(self) -> ssl.SSLContext:
         target, issued = self._target, self._exec_credential
         cert, key = (issued.cert, issued.key) if issued and issued.cert else (target.cert, target.key)
         return tls_context(target, cert, key)
-
-
-class CertificateFiles:
-    """Detects changes of certificate files."""
-
-    def __init__(self, paths: Iterable[str]) -> None:
-        self._paths = [path for path in paths if path]
-        self._times = self._modification_times()
-        self._checked = time.monotonic()
-
-    def is_due(self) -> bool:
-        """True if the last check is longer ago than RELOAD_SECONDS."""
-        return bool(self._paths) and time.monotonic() - self._checked > RELOAD_SECONDS
-
-    def have_changed(self) -> bool:
-        """True if a file changed since the last check. A missing file counts as unchanged."""
-        self._checked = time.monotonic()
-        before, self._times = self._times, {**self._times, **self._modification_times()}
-        return self._times != before
-
-    def forget(self) -> None:
-        """Make the next check report a change."""
-        self._times = {}
-
-    def _modification_times(self) -> dict[str, int]:
-        times = {}
-        for path in self._paths:
-            with suppress(OSError):
-                times[path] = os.stat(path).st_mtime_ns
-        return times
-
-
-class TokenFile:
-    """A token in a file that another process renews."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self.token = ""
-        self._checked = float("-inf")
-
-    def read(self) -> str:
-        """Return the token, at most RELOAD_SECONDS old. If the file is unreadable, return the last one."""
-        if time.monotonic() - self._checked > RELOAD_SECONDS:
-            self.reload()
-        return self.token
-
-    def reload(self) -> bool:
-        """Read the file now; return True if the token changed."""
-        self._checked = time.monotonic()
-        try:
-            token = self._path.read_text().strip()
-        except OSError as error:
-            if self.token:
-                return False
-            hint = "Correct users[].user.tokenFile in the kubeconfig, or log in again."
-            raise ConfigError(f"Cannot read token file {self._path}: {error.strerror}.", hint) from error
-        changed, self.token = token != self.token, token
-        return changed
 
 
 def impersonation_headers(who: Impersonation) -> list[tuple[str, str]]:
@@ -204,7 +167,7 @@ def tls_context(target: Target, cert: Pem, key: Pem) -> ssl.SSLContext:
     hint = f"Check the certificates of context {target.context!r} in {target.source}." if target.source else ""
     try:
         context = ssl.create_default_context(cadata=target.ca.text() if target.ca else None)
-    except (OSError, ssl.SSLError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"The cluster's certificate authority is invalid: {error}.", hint) from error
     if target.insecure:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -217,6 +180,6 @@ def tls_context(target: Target, cert: Pem, key: Pem) -> ssl.SSLContext:
                 pem.write(f"{cert.text()}\n{key.text() if key else ''}\n")
                 pem.flush()
                 context.load_cert_chain(pem.name)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"The client certificate is invalid: {error}.", hint) from error
     return context

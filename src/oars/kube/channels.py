@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from contextlib import suppress
 
 import aiohttp
 
 from oars.kube.transport import NETWORK_ERRORS, WebSocket
 
 MESSAGE_SIZE = 1 << 16  # maximum payload of a sent message
-BUFFER_SIZE = 1 << 18  # maximum number of unsent or unread bytes before backpressure
+BUFFER_SIZE = 1 << 18  # maximum number of unread bytes before backpressure
+_CLOSE_TIMEOUT = 5.0
 
 
 class StreamClosed(ConnectionResetError):
@@ -58,94 +60,66 @@ class ChannelReader:
         self._flow.has_room.set()
 
 
-class ChannelWriter:
-    """Sends bytes on a channel. Has the interface of an asyncio.StreamWriter."""
+class ChannelSocket(ABC):
+    """Receives the messages of a WebSocket in a task, until either side closes it."""
 
-    def __init__(self, socket: WebSocket, channel: int) -> None:
+    def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
-        self._prefix = bytes([channel])
-        self._buffer = bytearray()
-        self._closing = False
-        self._error: BaseException | None = None
-        self._has_work, self._has_room, self._is_empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._update_events()
-        self._task = asyncio.create_task(self._send())
+        self._is_ended = False
+        self._task = asyncio.create_task(self._receive())
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Buffer bytes to send. Call `drain` afterwards, or the buffer grows without limit."""
-        if self._closing:
-            raise StreamClosed("the stream is closed")
-        self._raise_error()
-        self._buffer += data
-        self._update_events()
+    @abstractmethod
+    async def _handle(self, channel: int, data: bytes) -> None:
+        """Handle a message. Messages are received one by one, so waiting here stops the sender."""
 
-    async def drain(self) -> None:
-        """Wait until the buffer has room."""
-        await self._has_room.wait()
-        self._raise_error()
+    @abstractmethod
+    def _end(self, is_complete: bool) -> None:
+        """End the readers. If not `is_complete`, the connection broke and data may be missing."""
 
-    async def flush(self) -> None:
-        """Wait until the buffer is empty."""
-        await self._is_empty.wait()
-        self._raise_error()
+    async def _send(self, channel: int, data: bytes) -> None:
+        """Send bytes on a channel, and wait while the connection accepts no more. Raises StreamClosed."""
+        if self._is_ended:
+            raise StreamClosed("the connection is closed")
+        try:
+            for start in range(0, len(data), MESSAGE_SIZE):
+                await self._socket.send_bytes(bytes([channel]) + data[start : start + MESSAGE_SIZE])
+        except NETWORK_ERRORS as error:
+            raise StreamClosed(str(error) or "the connection is lost") from error
 
-    def close(self) -> None:
-        """Send the buffered bytes, then stop."""
-        self._closing = True
-        self._update_events()
-
-    def abort(self, error: BaseException) -> None:
-        """Discard the buffered bytes. Pending and later calls raise StreamClosed from `error`."""
-        self._error = self._error or error
-        self._update_events()
-
-    def is_closing(self) -> bool:
-        """True after `close` or an error."""
-        return self._closing or self._error is not None
-
-    async def wait_closed(self) -> None:
-        """Wait until all bytes are sent or discarded."""
+    async def close(self) -> None:
+        """Close the connection after the bytes that were sent, and wait until it is closed."""
+        self._end_once(is_complete=True)  # releases a message that waits for room in a reader
+        await self._close_socket()
+        self._task.cancel()
         await asyncio.wait([self._task])
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise StreamClosed(str(self._error) or "the connection is lost") from self._error
+    async def _receive(self) -> None:
+        is_complete = False
+        with suppress(*NETWORK_ERRORS):
+            is_complete = await self._receive_messages()
+        self._end_once(is_complete)
+        await self._close_socket()  # also releases a `_send` that waits
 
-    def _update_events(self) -> None:
-        size = len(self._buffer)
-        states = (
-            (self._has_work, size > 0 or self._closing),
-            (self._has_room, size <= BUFFER_SIZE),
-            (self._is_empty, size == 0),
-        )
-        for event, state in states:
-            event.set() if state or self._error is not None else event.clear()
+    async def _receive_messages(self) -> bool:
+        """Handle all messages; return True if the peer closed the WebSocket normally.
 
-    async def _send(self) -> None:
-        try:
-            while self._error is None:
-                await self._has_work.wait()
-                if not self._buffer and self._closing:
-                    return
-                if self._buffer and self._error is None:
-                    part = bytes(self._buffer[:MESSAGE_SIZE])
-                    await self._socket.send_bytes(self._prefix + part)
-                    del self._buffer[: len(part)]  # only now, so that `flush` waits for the send
-                    self._update_events()
-        except NETWORK_ERRORS as error:
-            self.abort(error)
+        A broken connection has no close message, so truncated data is never mistaken for complete data."""
+        while True:
+            message = await self._socket.receive()
+            if message.type is aiohttp.WSMsgType.BINARY:
+                if message.data:
+                    await self._handle(message.data[0], message.data[1:])
+            elif message.type is aiohttp.WSMsgType.CLOSE:
+                return bool(message.data in (aiohttp.WSCloseCode.OK, None, 0, 1005))
+            elif message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.ERROR):
+                return False
 
+    def _end_once(self, is_complete: bool) -> None:
+        if not self._is_ended:
+            self._is_ended = True
+            self._end(is_complete)
 
-async def receive_messages(socket: WebSocket, handle: Callable[[int, bytes], Awaitable[None]]) -> bool:
-    """Call `handle(channel, data)` for each message; return True if the peer closed the WebSocket normally.
-
-    A broken connection has no close message, so truncated data is never mistaken for complete data."""
-    while True:
-        message = await socket.receive()
-        if message.type is aiohttp.WSMsgType.BINARY:
-            if message.data:
-                await handle(message.data[0], message.data[1:])
-        elif message.type is aiohttp.WSMsgType.CLOSE:
-            return bool(message.data in (aiohttp.WSCloseCode.OK, None, 0, 1005))
-        elif message.type in (aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.ERROR):
-            return False
+    async def _close_socket(self) -> None:
+        with suppress(*NETWORK_ERRORS):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._socket.close()

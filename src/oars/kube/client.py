@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import copy
 import json
 import random
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 import aiohttp
@@ -22,7 +22,7 @@ import aiohttp
 from oars.kube.errors import ApiError, is_expired, is_not_found
 from oars.kube.kinds import POD, Kind, Object, kind_of
 from oars.kube.target import Target
-from oars.kube.transport import NETWORK_ERRORS, TIMEOUT, Params, Request, Transport, WebSocket, unreachable
+from oars.kube.transport import TIMEOUT, Params, Request, Transport, WebSocket, network_errors_as_unreachable
 
 FIELD_MANAGER = "oars"
 WATCH_IDLE_TIMEOUT = 100.0  # the server sends a bookmark about once a minute; a longer silence is a dead connection
@@ -54,13 +54,19 @@ class Client:
         self._timeout = timeout
         self._watch_idle_timeout = watch_idle_timeout
         self._transport = Transport(target, user_agent)
+        self._check_write: Callable[[], None] | None = None
+
+    def guarded(self, check: Callable[[], None]) -> Client:
+        """Return a client with the same connections that calls `check` before every write. Its error stops the write,
+        so that a leader that lost its Lease writes nothing."""
+        guarded = copy.copy(self)
+        guarded._check_write = check
+        return guarded
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -116,10 +122,8 @@ class Client:
         params |= {"allowWatchBookmarks": "true", "timeoutSeconds": str(random.randint(*_WATCH_SECONDS))}
         async with self._transport.send(Request("GET", kind.path(namespace), params), stream=True) as response:
             async for line in self._lines(response, self._watch_idle_timeout):
-                try:
+                with network_errors_as_unreachable(self.target):  # a proxy may close the connection within a line
                     event = json.loads(line)
-                except ValueError as error:  # a proxy closed the connection within a line
-                    raise unreachable(self.target, error) from error
                 if event["type"] == "ERROR":
                     raise ApiError(int(event["object"].get("code") or 500), event["object"])
                 yield event["type"], _without_managed_fields(event["object"])
@@ -153,11 +157,9 @@ class Client:
         """Yield lines without line ends. Unlike aiohttp's reader, do not limit their length: objects may be large."""
         parts: builtins.list[bytes] = []
         while True:
-            try:
+            with network_errors_as_unreachable(self.target):
                 async with asyncio.timeout(idle_timeout):
                     content = await response.content.readany()
-            except NETWORK_ERRORS as error:
-                raise unreachable(self.target, error) from error
             if not content:
                 break
             *complete, rest = content.split(b"\n")
@@ -197,7 +199,7 @@ class Client:
         """Replace an object. Raises 409 if its resourceVersion has changed."""
         return await self._object(Request("PUT", self._path(obj), _STRICT, obj))
 
-    async def delete(  # noqa: PLR0913 (the API's own options)
+    async def delete(
         self,
         kind: Kind,
         name: str,
@@ -206,15 +208,11 @@ class Client:
         propagation: str = "Background",
         grace: int | None = None,
         uid: str | None = None,
-        resource_version: str | None = None,
     ) -> bool:
-        """Start deleting an object; return False if it does not exist.
-
-        `uid` and `resource_version` are preconditions: another value of the object raises 409."""
-        body = _delete_options(propagation, grace)
-        conditions = {"uid": uid, "resourceVersion": resource_version}
-        if preconditions := {key: value for key, value in conditions.items() if value is not None}:
-            body["preconditions"] = preconditions
+        """Start deleting an object; return False if it does not exist. Raises 409 if its uid is not `uid`."""
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        body |= {"gracePeriodSeconds": grace} if grace is not None else {}
+        body |= {"preconditions": {"uid": uid}} if uid is not None else {}
         try:
             await self._json(Request("DELETE", kind.path(self._namespace(kind, namespace), name), body=body))
         except ApiError as error:
@@ -223,18 +221,13 @@ class Client:
             raise
         return True
 
-    async def delete_collection(
-        self, kind: Kind, namespace: str, labels: str, *, grace: int | None = None, propagation: str = "Background"
-    ) -> None:
-        """Start deleting all objects of a namespace that match a label selector."""
-        body = _delete_options(propagation, grace)
-        await self._json(Request("DELETE", kind.path(namespace), _selectors(labels, ""), body))
-
     async def websocket(self, path: str, params: Params, protocols: Iterable[str]) -> WebSocket:
         """Open a WebSocket, for exec and port-forward."""
         return await self._transport.websocket(path, params, protocols, self._timeout)
 
     async def _json(self, request: Request) -> Object:
+        if request.method != "GET":
+            request = replace(request, check=self._check_write)
         return await self._transport.json(request, seconds=self._timeout)
 
     async def _object(self, request: Request) -> Object:
@@ -257,8 +250,3 @@ def _without_managed_fields(obj: Object) -> Object:
 def _selectors(labels: str, fields: str) -> dict[str, str]:
     selectors = {"labelSelector": labels, "fieldSelector": fields}
     return {key: value for key, value in selectors.items() if value}
-
-
-def _delete_options(propagation: str, grace: int | None) -> Object:
-    body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-    return body if grace is None else {**body, "gracePeriodSeconds": grace}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import binascii
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,28 +20,36 @@ import yaml
 
 from oars.base.text import suggest
 from oars.kube.errors import ConfigError
-from oars.kube.target import ExecPlugin, Impersonation, Pem, Target
+from oars.kube.target import NO_PEM, ExecPlugin, Impersonation, Pem, Target
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _INTERACTIVE_MODES = ("Never", "IfAvailable", "Always")
 
 Environ = Mapping[str, str]
+Entry = tuple[Mapping[str, Any], Path]  # an entry of a kubeconfig, and the directory of its file
 
 
 def load(
     environ: Environ, *, context: str | None = None, namespace: str | None = None, kubeconfig: str | Path | None = None
 ) -> Target:
     """Return the target of a context. The arguments take precedence over the kubeconfig."""
-    paths = _paths(environ, kubeconfig)
-    config = _merge(paths)
-    if not (config.clusters or config.contexts):
-        if context is None and in_cluster(environ):
-            return _from_service_account(environ, namespace)
-        hint = "Set KUBECONFIG, or pass --kubeconfig."
-        searched = tuple(f"searched {path}" for path in paths)
-        raise ConfigError("No kubeconfig found, and this process does not run in a pod.", hint, searched)
-    return _from_kubeconfig(config, environ, context, namespace)
+    if kubeconfig is not None:
+        paths = [Path(kubeconfig).expanduser()]
+        if not paths[0].exists():
+            raise ConfigError(f"Kubeconfig {paths[0]} does not exist.", "Pass the path of an existing file.")
+    elif listed := list(filter(None, environ.get("KUBECONFIG", "").split(":"))):
+        paths = [Path(part) for part in dict.fromkeys(listed)]
+    else:
+        paths = [Path(environ["HOME"]) / ".kube" / "config"] if environ.get("HOME") else []
+    config = _Config.merge(path for path in paths if path.exists())  # kubectl also skips missing files
+    if config.clusters or config.contexts:
+        return _from_kubeconfig(config, environ, context, namespace)
+    if context is None and in_cluster(environ):
+        return _from_service_account(environ, namespace)
+    searched = tuple(f"searched {path}" for path in paths)
+    hint = "Set KUBECONFIG, or pass --kubeconfig."
+    raise ConfigError("No kubeconfig found, and this process does not run in a pod.", hint, searched)
 
 
 def in_cluster(environ: Environ) -> bool:
@@ -48,55 +57,40 @@ def in_cluster(environ: Environ) -> bool:
     return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").exists()
 
 
-# Files
-
-
 @dataclass
 class _Config:
-    """Merged kubeconfigs. Each entry has the directory of its file, which its relative paths refer to."""
+    """Merged kubeconfigs."""
 
     current: str = ""
-    clusters: dict[str, tuple[Any, Path]] = field(default_factory=dict)
-    users: dict[str, tuple[Any, Path]] = field(default_factory=dict)
-    contexts: dict[str, tuple[Any, Path]] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
+    clusters: dict[str, Entry] = field(default_factory=dict)
+    users: dict[str, Entry] = field(default_factory=dict)
+    contexts: dict[str, Entry] = field(default_factory=dict)
+    source: str = ""
 
-    @property
-    def source(self) -> str:
-        return ", ".join(map(str, self.files))
+    @classmethod
+    def merge(cls, paths: Iterable[Path]) -> _Config:
+        merged = cls()
+        for path in paths:
+            content = _read(path)
+            merged.source += f", {path}" if merged.source else str(path)
+            merged.current = merged.current or content.get("current-context") or ""
+            for kind in ("cluster", "user", "context"):
+                for entry in content.get(f"{kind}s") or ():
+                    found = entry.get(kind) or {}, path.absolute().parent
+                    getattr(merged, f"{kind}s").setdefault(entry["name"], found)
+        return merged
 
-
-def _paths(environ: Environ, kubeconfig: str | Path | None) -> list[Path]:
-    if kubeconfig is not None:
-        path = Path(kubeconfig).expanduser()
-        if not path.exists():
-            raise ConfigError(f"Kubeconfig {path} does not exist.", "Pass the path of an existing file.")
-        return [path]
-    listed = [part for part in environ.get("KUBECONFIG", "").split(":") if part]
-    if listed:
-        return [Path(part) for part in dict.fromkeys(listed)]
-    home = environ.get("HOME", "")
-    return [Path(home) / ".kube" / "config"] if home else []
-
-
-def _merge(paths: list[Path]) -> _Config:
-    merged = _Config()
-    for path in paths:
-        if not path.exists():  # kubectl also skips missing files
-            continue
-        content = _read(path)
-        merged.files.append(path)
-        merged.current = merged.current or content.get("current-context") or ""
-        for plural, singular in (("clusters", "cluster"), ("users", "user"), ("contexts", "context")):
-            known = getattr(merged, plural)
-            for entry in content.get(plural) or ():
-                known.setdefault(entry["name"], (entry.get(singular) or {}, path.absolute().parent))
-    return merged
+    def find(self, kind: str, name: str) -> Entry:
+        known: dict[str, Entry] = getattr(self, f"{kind}s")
+        if name not in known:
+            hint = f"Known names: {', '.join(sorted(known)) or 'none'}.{suggest(name, known)}"
+            raise ConfigError(f"No {kind} {name!r} in {self.source}.", hint)
+        return known[name]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
         hint = "Correct its permissions, or pass another file with --kubeconfig."
         raise ConfigError(f"Cannot read kubeconfig {path}: {error.strerror}.", hint) from error
@@ -104,35 +98,26 @@ def _read(path: Path) -> dict[str, Any]:
         hint = f"Run `kubectl config view --kubeconfig {path}` to check it."
         lines = tuple(str(error).splitlines()[:4])
         raise ConfigError(f"Kubeconfig {path} is not valid YAML.", hint, lines) from error
-    if content is None:
-        return {}
-    if not _is_kubeconfig(content):
+    lists = ("clusters", "users", "contexts")
+    if not isinstance(content, dict) or not all(_is_list_of_entries(content.get(key) or []) for key in lists):
         hint = "Check that clusters, users and contexts are lists and that each entry has a name."
         raise ConfigError(f"{path} is not a kubeconfig.", hint)
     return dict(content)
 
 
-def _is_kubeconfig(content: object) -> bool:
-    if not isinstance(content, dict):
-        return False
-    for plural in ("clusters", "users", "contexts"):
-        entries = content.get(plural) or []
-        if not isinstance(entries, list) or not all(isinstance(part, dict) and part.get("name") for part in entries):
-            return False
-    return True
-
-
-# Kubeconfig to target
+def _is_list_of_entries(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) and entry.get("name") for entry in value)
 
 
 def _from_kubeconfig(config: _Config, environ: Environ, context_name: str | None, namespace: str | None) -> Target:
-    name = context_name or config.current or _only_context(config)
-    context, _ = _entry(config.contexts, name, "context", config)
-    cluster, cluster_dir = _entry(config.clusters, context.get("cluster", ""), "cluster", config)
-    user: dict[str, Any] = {}
-    user_dir = Path()
-    if context.get("user"):
-        user, user_dir = _entry(config.users, context["user"], "user", config)
+    # Unlike kubectl, we do not need current-context if there is one context.
+    name = context_name or config.current or (next(iter(config.contexts)) if len(config.contexts) == 1 else "")
+    if not name:
+        hint = "Pass --context, or run `kubectl config use-context NAME`."
+        raise ConfigError(f"current-context is not set in {config.source}.", hint, tuple(sorted(config.contexts)))
+    context, _ = config.find("context", name)
+    cluster, cluster_dir = config.find("cluster", context.get("cluster", ""))
+    user, user_dir = config.find("user", context["user"]) if context.get("user") else ({}, Path())
     if user.get("auth-provider"):
         hint = "Configure your provider's exec plugin. kubectl no longer supports auth-provider either."
         raise ConfigError(f"User {context['user']!r} in {config.source} uses auth-provider.", hint)
@@ -140,7 +125,7 @@ def _from_kubeconfig(config: _Config, environ: Environ, context_name: str | None
     if not server.startswith(("https://", "http://")):
         hint = f"Set clusters[].cluster.server in {config.source} to an http:// or https:// URL."
         raise ConfigError(f"The cluster of context {name!r} has no server.", hint)
-    plugin = user.get("exec")
+    plugin, token_file, extra = user.get("exec"), user.get("tokenFile"), user.get("as-user-extra") or {}
     return Target(
         server=server,
         namespace=namespace or context.get("namespace") or "default",
@@ -151,40 +136,25 @@ def _from_kubeconfig(config: _Config, environ: Environ, context_name: str | None
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
         tls_server_name=cluster.get("tls-server-name", ""),
         token=user.get("token", ""),
-        token_file=_resolve(user.get("tokenFile", ""), user_dir),
+        token_file=str(user_dir / token_file) if token_file else "",
         exec_plugin=_exec_plugin(plugin, user_dir, cluster, cluster_dir) if plugin else None,
         username=user.get("username", ""),
         password=user.get("password", ""),
         proxy_url=cluster.get("proxy-url") or proxy_from_environment(server, environ),
-        impersonate=_impersonation(user),
+        impersonate=Impersonation(
+            user=user.get("as", ""),
+            uid=user.get("as-uid", ""),
+            groups=tuple(user.get("as-groups") or ()),
+            extra=tuple((key, tuple(values)) for key, values in extra.items()),
+        ),
         source=config.source,
     )
-
-
-def _only_context(config: _Config) -> str:
-    """Return the only context. Unlike kubectl, we do not need current-context if there is one context."""
-    if len(config.contexts) == 1:
-        return next(iter(config.contexts))
-    hint = "Pass --context, or run `kubectl config use-context NAME`."
-    raise ConfigError(f"current-context is not set in {config.source}.", hint, tuple(sorted(config.contexts)))
-
-
-def _entry(known: Mapping[str, tuple[Any, Path]], name: str, what: str, config: _Config) -> tuple[dict[str, Any], Path]:
-    if name not in known:
-        hint = f"Known names: {', '.join(sorted(known)) or 'none'}.{suggest(name, known)}"
-        raise ConfigError(f"No {what} {name!r} in {config.source}.", hint)
-    content, directory = known[name]
-    return dict(content), directory
-
-
-def _resolve(path: str, directory: Path) -> str:
-    return str(directory / path) if path else ""
 
 
 def _pem(entry: Mapping[str, Any], key: str, directory: Path) -> Pem:
     data = entry.get(f"{key}-data")
     if not data:
-        return Pem(path=_resolve(entry.get(key, ""), directory))
+        return Pem(path=str(directory / entry[key])) if entry.get(key) else NO_PEM
     try:
         return Pem(data=base64.b64decode(data).decode())
     except (binascii.Error, UnicodeDecodeError) as error:
@@ -203,7 +173,15 @@ def _exec_plugin(entry: Mapping[str, Any], user_dir: Path, cluster: Mapping[str,
         raise ConfigError(f"Exec plugin {command!r} has the unknown interactiveMode {mode!r}.", hint)
     if "/" in command:  # a name without a slash is searched on PATH
         command = str(user_dir / command)
-    info = _cluster_info(cluster, cluster_dir) if entry.get("provideClusterInfo") else None
+    info = None
+    if entry.get("provideClusterInfo"):  # spec.cluster of the ExecCredential that is passed to the plugin
+        plain = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
+        info = {key: cluster[key] for key in plain if cluster.get(key)}
+        if authority := _pem(cluster, "certificate-authority", cluster_dir):
+            info["certificate-authority-data"] = base64.b64encode(authority.text().encode()).decode()
+        for extension in cluster.get("extensions") or ():
+            if extension.get("name") == "client.authentication.k8s.io/exec":
+                info["config"] = extension.get("extension")
     return ExecPlugin(
         command=command,
         args=tuple(map(str, entry.get("args") or ())),
@@ -213,31 +191,6 @@ def _exec_plugin(entry: Mapping[str, Any], user_dir: Path, cluster: Mapping[str,
         install_hint=str(entry.get("installHint") or ""),
         cluster_info=info,
     )
-
-
-def _cluster_info(cluster: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Return spec.cluster of the ExecCredential that is passed to a plugin with provideClusterInfo."""
-    plain = ("server", "tls-server-name", "insecure-skip-tls-verify", "proxy-url")
-    info = {key: cluster[key] for key in plain if cluster.get(key)}
-    if authority := _pem(cluster, "certificate-authority", directory):
-        info["certificate-authority-data"] = base64.b64encode(authority.text().encode()).decode()
-    for extension in cluster.get("extensions") or ():
-        if extension.get("name") == "client.authentication.k8s.io/exec":
-            info["config"] = extension.get("extension")
-    return info
-
-
-def _impersonation(user: Mapping[str, Any]) -> Impersonation:
-    extra = user.get("as-user-extra") or {}
-    return Impersonation(
-        user=user.get("as", ""),
-        uid=user.get("as-uid", ""),
-        groups=tuple(user.get("as-groups") or ()),
-        extra=tuple((key, tuple(values)) for key, values in extra.items()),
-    )
-
-
-# Service account to target
 
 
 def _from_service_account(environ: Environ, namespace: str | None) -> Target:
@@ -251,9 +204,6 @@ def _from_service_account(environ: Environ, namespace: str | None) -> Target:
         token_file=str(SERVICE_ACCOUNT / "token"),
         source="the pod's service account",
     )
-
-
-# Proxy
 
 
 def proxy_from_environment(server: str, environ: Environ) -> str:
@@ -273,23 +223,17 @@ def proxy_from_environment(server: str, environ: Environ) -> str:
 
 def _matches(host: str, port: int | None, rule: str) -> bool:
     """True if an entry of NO_PROXY matches: *, a CIDR, or an IP address or domain with an optional port."""
-    if rule == "*":
-        return True
     address = _ip_address(host)
-    if "/" in rule:
-        try:
-            return address is not None and address in ipaddress.ip_network(rule, strict=False)
-        except ValueError:
-            return False
-    name, colon, digits = rule.rpartition(":")
-    if colon and digits.isdigit() and _ip_address(rule) is None:
-        if int(digits) != port:
-            return False
-        rule = name.strip("[]")
     if address is not None:
-        return address == _ip_address(rule)
+        with suppress(ValueError):  # the rule is neither a CIDR nor an address
+            return address in ipaddress.ip_network(rule, strict=False)
+    name, colon, digits = rule.rpartition(":")
+    if colon and digits.isdigit():
+        return int(digits) == port and _matches(host, port, name.strip("[]"))
+    if address is not None:
+        return rule == "*"
     domain = rule.removeprefix("*").lstrip(".")
-    return host.endswith(f".{domain}") or (host == domain and not rule.startswith((".", "*")))
+    return rule == "*" or host.endswith(f".{domain}") or (host == domain and not rule.startswith((".", "*")))
 
 
 def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

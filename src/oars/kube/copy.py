@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from oars.base.errors import NotFound, OarsError
-from oars.base.log import get_logger, pairs
+from oars.base.errors import NotFound, OarsError, TimedOut
 from oars.kube.client import Client
 from oars.kube.exec import ExecSession, NoSuchCommand, execute, run
+from oars.kube.extract import extract
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -27,8 +27,6 @@ _COMMAND_NOT_FOUND = 127  # the shell's exit code
 _STALL_TIMEOUT = 120.0  # seconds without progress
 
 T = TypeVar("T")
-
-_log = get_logger(__name__)
 
 
 async def copy_to(client: Client, namespace: str, pod: str, local: Path, remote: str, container: str = "") -> None:
@@ -57,17 +55,21 @@ async def copy_to(client: Client, namespace: str, pod: str, local: Path, remote:
 async def copy_from(client: Client, namespace: str, pod: str, remote: str, local: Path, container: str = "") -> None:
     """Copy a file or directory to `local`, or into it if it is a directory. Keeps modes, but not owners."""
     directory, name = _split(remote.rstrip("/") or "/")
-    target = await asyncio.to_thread(lambda: local / name if local.is_dir() else local.absolute())
-    command = ["tar", "-cf", "-", "-C", directory, name]
+    if name == "..":
+        directory, name = remote, "."
+    # The user may name a link; a link within the target is never followed.
+    local = await asyncio.to_thread(local.resolve)
+    target = local / name if await asyncio.to_thread(local.is_dir) else local
+    command = ["tar", "-cf", "-", "-C", directory, f"./{name}"]  # a name may start with a dash
     failure = f"Cannot copy {remote} from pod {pod}"
     async with await execute(client, namespace, pod, command, container=container) as session:
         stderr = asyncio.create_task(session.stderr.read())
         try:
             await asyncio.to_thread(_unpack, session, asyncio.get_running_loop(), name, target)
             await session.stdout.read()  # tar's padding
-        except tarfile.ReadError as error:
+        except (tarfile.TarError, ValueError) as error:
             await _check_exit_code(session, stderr, pod, failure)
-            raise OarsError(f"{failure}: {error}.", "Try again.") from error
+            raise OarsError(f"{failure}: its tar wrote an invalid archive ({error}).", "Try again.") from error
         await _check_exit_code(session, stderr, pod, failure)
 
 
@@ -94,6 +96,9 @@ async def _check_exit_code(session: ExecSession, stderr: asyncio.Task[bytes], po
             lines = (await stderr).decode(errors="replace").splitlines()[-10:]
     except NoSuchCommand as error:
         raise no_tar from error
+    except TimeoutError as error:
+        message = f"{failure}: tar did not end within {_STALL_TIMEOUT:g} s."
+        raise TimedOut(message, "Check the pod, then try again.") from error
     if code == _COMMAND_NOT_FOUND:
         raise no_tar
     if code:
@@ -116,7 +121,11 @@ class _SessionFile(io.RawIOBase):
         return self._run(self._session.stdout.read(size))
 
     def _run(self, work: Coroutine[None, None, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_STALL_TIMEOUT)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result(_STALL_TIMEOUT)
+        except TimeoutError as error:
+            message = f"Copying stopped: the pod neither sent nor accepted data for {_STALL_TIMEOUT:g} s."
+            raise TimedOut(message, "Check the network and the pod, then try again.") from error
 
 
 def _pack(session: ExecSession, loop: asyncio.AbstractEventLoop, local: Path, name: str) -> None:
@@ -125,14 +134,5 @@ def _pack(session: ExecSession, loop: asyncio.AbstractEventLoop, local: Path, na
 
 
 def _unpack(session: ExecSession, loop: asyncio.AbstractEventLoop, name: str, target: Path) -> None:
-    """Extract the archive's root, `name`, as `target`. The container is not trusted: nothing is written elsewhere."""
     with tarfile.open(fileobj=_SessionFile(session, loop), mode="r|", bufsize=_BLOCK_SIZE) as archive:
-        for member in archive:
-            relative = posixpath.relpath(member.name, name)
-            path = target.name if relative == "." else posixpath.join(target.name, relative)
-            try:
-                safe = tarfile.data_filter(member.replace(name=path, deep=False), str(target.parent))
-            except tarfile.FilterError as error:
-                _log.warning(pairs("skipped unsafe tar member", path=member.name, error=str(error)))
-                continue
-            archive.extract(safe.replace(mode=member.mode & 0o777, deep=False), target.parent, filter="fully_trusted")
+        extract(archive, name, target)

@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from oars.base.errors import OarsError, TimedOut
-from oars.kube.channels import ChannelReader, ChannelWriter, receive_messages
+from oars.kube.channels import ChannelReader, ChannelSocket
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, Unreachable
 from oars.kube.kinds import POD
@@ -21,7 +20,6 @@ from oars.kube.transport import NETWORK_ERRORS, WebSocket
 _STDIN, _STDOUT, _STDERR, _STATUS, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
 _V5 = "v5.channel.k8s.io"  # Kubernetes 1.30; the first protocol that can close stdin
 _PROTOCOLS = (_V5, "v4.channel.k8s.io")
-_CLOSE_TIMEOUT = 5.0
 # The error messages of runc and crun.
 _NOT_FOUND = re.compile(r'exec: "([^"]*)": (?:executable file not found|stat .*no such file)')
 
@@ -41,16 +39,16 @@ class NoSuchCommand(OarsError):
     exit_code = 127  # as in a shell
 
 
-class ExecSession:
-    """A running command. Read both `stdout` and `stderr`, or the command blocks when one buffer is full."""
+class ExecSession(ChannelSocket):
+    """A running command. Read both `stdout` and `stderr`, or the command blocks when one buffer is full.
+
+    Closing it leaves the command running, without input and terminal."""
 
     def __init__(self, socket: WebSocket, pod: str) -> None:
-        self._socket = socket
         self._pod = pod
-        self._stdin = ChannelWriter(socket, _STDIN)
         self._stdout, self._stderr = ChannelReader(), ChannelReader()
         self._status = bytearray()
-        self._task = asyncio.create_task(self._receive())
+        super().__init__(socket)
 
     @property
     def stdout(self) -> asyncio.StreamReader:
@@ -65,22 +63,17 @@ class ExecSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def write(self, data: bytes) -> None:
-        """Send bytes to stdin, and wait while the buffer is full."""
-        self._stdin.write(data)
-        await self._stdin.drain()
+        """Send bytes to stdin, and wait while the command does not read them. Raises StreamClosed after its end."""
+        await self._send(_STDIN, data)
 
     async def close_stdin(self) -> None:
         """Close the command's stdin after all written bytes."""
         if self._socket.protocol != _V5:
             raise OarsError("The API server cannot close a command's stdin.", "Use Kubernetes 1.30 or newer.")
-        await self._stdin.flush()
-        self._stdin.close()
         await self._socket.send_bytes(bytes([_CLOSE, _STDIN]))
 
     async def resize(self, width: int, height: int) -> None:
@@ -96,25 +89,9 @@ class ExecSession:
             raise Unreachable(f"The connection to pod {self._pod} broke while a command was running in it.", hint)
         return parse_exit_code(json.loads(self._status), self._pod)
 
-    async def close(self) -> None:
-        """Close the connection. The command may continue to run without input and terminal."""
-        self._stdin.abort(ConnectionResetError("closed"))
+    def _end(self, is_complete: bool) -> None:
         self._stdout.end()
         self._stderr.end()
-        with suppress(*NETWORK_ERRORS):
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await self._socket.close()
-        self._task.cancel()
-        await asyncio.wait([self._task])
-
-    async def _receive(self) -> None:
-        with suppress(*NETWORK_ERRORS):
-            await receive_messages(self._socket, self._handle)
-        self._stdin.abort(ConnectionResetError("the command has ended"))
-        self._stdout.end()
-        self._stderr.end()
-        with suppress(*NETWORK_ERRORS):
-            await self._socket.close()
 
     async def _handle(self, channel: int, data: bytes) -> None:
         if channel == _STDOUT:

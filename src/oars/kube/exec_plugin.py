@@ -35,34 +35,38 @@ class ExecCredential:
 
 
 async def run_plugin(plugin: ExecPlugin, environ: Mapping[str, str]) -> ExecCredential:
-    """Run the plugin and return the credential that it prints."""
+    """Run the plugin and return the credential that it prints. Every failure is a ConfigError."""
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
     if plugin.interactive_mode == "Always" and not has_terminal:
         hint = "Run the command in a terminal, or use a plugin that needs no input."
         raise ConfigError(f"Exec plugin {plugin.command!r} needs user input, but stdin is not a terminal.", hint)
-    interactive = has_terminal and plugin.interactive_mode != "Never"
-    spec: dict[str, Any] = {"interactive": interactive}
+    is_interactive = has_terminal and plugin.interactive_mode != "Never"
+    spec: dict[str, Any] = {"interactive": is_interactive}
     if plugin.cluster_info is not None:
         spec["cluster"] = dict(plugin.cluster_info)
     info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": spec}
     env = {**environ, **dict(plugin.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
-    return parse_credential(await _read_output(plugin, env, interactive), plugin)
-
-
-async def _read_output(plugin: ExecPlugin, env: Mapping[str, str], interactive: bool) -> str:
     program = shutil.which(plugin.command, path=env.get("PATH", ""))
     if program is None:
         hint = plugin.install_hint or "Install it, or correct users[].user.exec.command in the kubeconfig."
         raise ConfigError(f"Exec plugin {plugin.command!r} from the kubeconfig is not installed.", hint)
-    process = await asyncio.create_subprocess_exec(
-        program,
-        *plugin.args,
-        env=dict(env),
-        stdin=None if interactive else asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=None if interactive else asyncio.subprocess.PIPE,  # the user must see the plugin's prompts
-    )
-    limit = INTERACTIVE_TIMEOUT if interactive else TIMEOUT
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program,
+            *plugin.args,
+            env=env,
+            stdin=None if is_interactive else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=None if is_interactive else asyncio.subprocess.PIPE,  # the user must see the plugin's prompts
+        )
+    except (OSError, ValueError) as error:  # for example a missing interpreter, or a program of another architecture
+        message = f"Exec plugin {plugin.command!r} cannot be started: {error}."
+        raise ConfigError(message, plugin.install_hint or _run_hint(plugin)) from error
+    return parse_credential(await _read_output(process, plugin, is_interactive), plugin)
+
+
+async def _read_output(process: asyncio.subprocess.Process, plugin: ExecPlugin, is_interactive: bool) -> str:
+    limit = INTERACTIVE_TIMEOUT if is_interactive else TIMEOUT
     try:
         out, err = await asyncio.wait_for(process.communicate(), limit)
     except TimeoutError as error:
@@ -84,12 +88,10 @@ def parse_credential(text: str, plugin: ExecPlugin) -> ExecCredential:
     """Return the credential in a plugin's output."""
     try:
         content = json.loads(text)
-        status = content["status"]
-        version = content["apiVersion"]
-        cert, key = status.get("clientCertificateData", ""), status.get("clientKeyData", "")
+        status, version = content["status"], content["apiVersion"]
+        cert, key, token = (status.get(name, "") for name in ("clientCertificateData", "clientKeyData", "token"))
         timestamp = status.get("expirationTimestamp")
         expires = datetime.fromisoformat(timestamp) if timestamp else None
-        token = status.get("token", "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"Exec plugin {plugin.command!r} printed an invalid ExecCredential."
         raise ConfigError(message, _run_hint(plugin)) from error

@@ -73,13 +73,6 @@ class Informer:
             self._progress.clear()
             await self._progress.wait()
 
-    def sync_error(self, seconds: float) -> OarsError:
-        """Return the error for a first list that took longer than `seconds`."""
-        message = f"The API server did not list {self._kind.plural} within {seconds:.0f} s"
-        if isinstance(self.error, OarsError):
-            return OarsError(f"{message}: {self.error.message.rstrip('.')}.", self.error.hint)
-        return OarsError(f"{message}.", "Try again when the API server is reachable.")
-
     async def _list(self) -> None:
         listing = await self._client.list(self._kind, self._namespace, labels=self._labels, fields=self._fields)
         listed = {key_of(item): item for item in listing.items}
@@ -116,7 +109,8 @@ class Informer:
 
     def _store(self, key: Key, obj: Object) -> None:
         old = self.objects.get(key)
-        if old is not None and _resource_version(old) == obj["metadata"].get("resourceVersion"):
+        # If `transform` removed the resourceVersion, every event counts as a change.
+        if old and old.get("metadata", {}).get("resourceVersion") == obj["metadata"].get("resourceVersion", ""):
             return
         self.objects[key] = new = self._transform(obj)
         self._on_change(key, old, new)
@@ -153,7 +147,12 @@ async def wait_all_synced(informers: Sequence[Informer], seconds: float) -> None
     except TimeoutError:
         for informer in informers:
             if not informer.synced.is_set():
-                raise informer.sync_error(seconds) from informer.error
+                message = f"The API server did not list {informer._kind.plural} within {seconds:.0f} s"
+                if isinstance(informer.error, OarsError):
+                    error = informer.error
+                    raise OarsError(f"{message}: {error.message.rstrip('.')}.", error.hint) from error
+                hint = "Try again when the API server is reachable."
+                raise OarsError(f"{message}.", hint) from informer.error
 
 
 def start_all(informers: Sequence[Informer], on_end: Callable[[], None]) -> list[asyncio.Task[None]]:
@@ -182,9 +181,3 @@ def key_of(obj: Object) -> Key:
     """Return the cache key of an object."""
     metadata = obj["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
-
-
-def _resource_version(cached: Object) -> str | None:
-    """Return None if `transform` removed it; then every event counts as a change."""
-    version: str | None = cached.get("metadata", {}).get("resourceVersion")
-    return version

@@ -52,7 +52,6 @@ class Elector:
         if not retry_period < renew_deadline < lease_duration:
             raise ValueError("retry_period < renew_deadline < lease_duration must hold")
         self.identity = identity
-        self.leading = asyncio.Event()
         self.lost = asyncio.Event()
         self.error: Exception | None = None  # why the last attempt to acquire or renew failed
         # Labels, owner references and annotations of the Lease, written with its next update.
@@ -64,14 +63,17 @@ class Elector:
         self._retry_period = retry_period
         self._clock = clock
         self._lease: Object = {}  # as last read or written
+        self._is_leading = False
         self._renewed_at = float("-inf")  # start of the last successful renewal
         self._observed: tuple[str, float] = ("", 0.0)  # resourceVersion of another holder's Lease, and when first seen
         self._renewal: asyncio.Task[None] | None = None
 
     @property
     def is_leader(self) -> bool:
-        """True while the Lease is ours and has not expired, even if this process was stopped or suspended meanwhile."""
-        return self.leading.is_set() and self._clock() < self._renewed_at + self._lease_duration
+        """True while the Lease is ours and has not expired, even if this process was stopped or suspended meanwhile.
+
+        Sends no request. Steps of the wall clock have no effect."""
+        return self._is_leading and self._clock() < self._renewed_at + self._lease_duration
 
     async def lead(self, stop: asyncio.Event | None = None) -> bool:
         """Wait until we are the leader, then renew in the background; return False if `stop` is set first.
@@ -79,16 +81,17 @@ class Elector:
         `lost` is set when leadership ends."""
         # The renewal task may not know yet that the Lease expired: its sleep does not count suspended time.
         await self._stop_renewing()
-        self.leading.clear()
+        self._is_leading = False
         self.lost.clear()
-        while not (stop and stop.is_set()):
+        stop = stop or asyncio.Event()
+        while not stop.is_set():
             if await self._try_acquire(self._retry_period * 2):
-                self.leading.set()
+                self._is_leading = True
                 _log.info(pairs("became leader", lease=self._name, identity=self.identity))
                 self._renewal = asyncio.create_task(self._renew_until_lost(), name=f"lease {self._name}")
-                self._renewal.add_done_callback(self._on_renewal_ended)
                 return True
-            await _sleep(self._retry_period * random.uniform(0.8, 1.2), stop)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), self._retry_period * random.uniform(0.8, 1.2))
         return False
 
     async def release(self) -> None:
@@ -109,25 +112,20 @@ class Elector:
             await asyncio.wait([task])  # awaiting the task itself would confuse its cancellation with ours
 
     async def _renew_until_lost(self) -> None:
-        while True:
-            is_fresh = self._clock() - self._renewed_at < self._renew_deadline / 2
-            await asyncio.sleep(self._renew_deadline / 2 if is_fresh else self._retry_period / 2)
-            remaining = self._renewed_at + self._renew_deadline - self._clock()
-            if remaining > 0 and await self._try_acquire(remaining):
-                continue
-            if not self._is_holder() or self._clock() >= self._renewed_at + self._renew_deadline:
-                _log.warning(pairs("lost leadership", lease=self._name, identity=self.identity))
-                self._step_down()
-                return
-
-    def _on_renewal_ended(self, task: asyncio.Task[None]) -> None:
-        """An unexpected error ends the renewal, and with it the leadership."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error(pairs("lease renewal failed", lease=self._name), exc_info=error)
-            self._step_down()
+        try:
+            while self._is_holder() and self._clock() < self._renewed_at + self._renew_deadline:
+                is_fresh = self._clock() - self._renewed_at < self._renew_deadline / 2
+                await asyncio.sleep(self._renew_deadline / 2 if is_fresh else self._retry_period / 2)
+                remaining = self._renewed_at + self._renew_deadline - self._clock()
+                if remaining > 0:
+                    await self._try_acquire(remaining)
+        except Exception:  # noqa: BLE001 (any error in the renewal ends the leadership)
+            _log.exception(pairs("lease renewal failed", lease=self._name))
+        _log.warning(pairs("lost leadership", lease=self._name, identity=self.identity))
+        self._step_down()
 
     def _step_down(self) -> None:
-        self.leading.clear()
+        self._is_leading = False
         self.lost.set()
 
     def _is_holder(self) -> bool:
@@ -140,11 +138,12 @@ class Elector:
             async with asyncio.timeout(seconds):
                 acquired = await self._acquire_or_renew()
         except (OarsError, TimeoutError) as error:
+            self.error = error
             if isinstance(error, ApiError):
                 self._lease = {**self._lease, "metadata": {}}  # out of date: read it before the next attempt
-            is_conflict = isinstance(error, ApiError) and error.status == 409
-            self.error = None if is_conflict else error
-            if not is_conflict:
+                if error.status == 409:
+                    self.error = None
+            if self.error:
                 first_line = str(error).split("\n")[0]
                 _log.warning(pairs("cannot acquire or renew lease", lease=self._name, error=first_line))
             return False
@@ -165,7 +164,7 @@ class Elector:
                 return True
             # Another candidate led while we believed to lead, for example during a suspend. Leadership is lost even if
             # the Lease is free again.
-            was_lost = self.leading.is_set() and (lease.get("spec") or {}).get("holderIdentity") != self.identity
+            was_lost = self._is_leading and (lease.get("spec") or {}).get("holderIdentity") != self.identity
             if was_lost or not self._is_available(lease):
                 self._lease = lease
                 return False
@@ -235,11 +234,3 @@ async def _get_lease(client: Client, namespace: str, name: str) -> Object | None
             return None
         raise
     return lease if (lease.get("spec") or {}).get("holderIdentity") else None
-
-
-async def _sleep(seconds: float, stop: asyncio.Event | None) -> None:
-    if stop is None:
-        await asyncio.sleep(seconds)
-        return
-    with suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)

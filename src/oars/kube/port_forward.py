@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
-from oars.kube.channels import ChannelReader, ChannelWriter, StreamClosed, receive_messages
+from oars.kube.channels import ChannelReader, ChannelSocket, StreamClosed
 from oars.kube.client import Client
 from oars.kube.kinds import POD
 from oars.kube.transport import NETWORK_ERRORS, WebSocket
@@ -25,7 +25,6 @@ FIRST_DELAY, MAX_DELAY = 0.1, 2.0
 _PROTOCOL = "v4.channel.k8s.io"
 _DATA, _ERROR = 0, 1
 _PORT_PREFIX = 2  # each channel starts with the port number in two bytes
-_CLOSE_TIMEOUT = 5.0
 _DRAIN_SECONDS = 1.0  # how long the pod may be silent after the local side closed; kubectl waits as long
 _READ_SIZE = 1 << 16
 _REPLAY_SIZE = 1 << 18
@@ -41,87 +40,30 @@ class PortClosed(ConnectionRefusedError):
     """Nothing listens on the pod's port. No byte was delivered."""
 
 
-class PortWriter:
-    """Writes to a pod's port. Has the interface of an asyncio.StreamWriter; closing it closes the connection."""
-
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
-        self._closing: asyncio.Task[None] | None = None
-        self.write = connection.writer.write
-        self.drain = connection.writer.drain
-        self.flush = connection.writer.flush
-        self.is_closing = connection.writer.is_closing
-
-    def can_write_eof(self) -> bool:
-        """False: the protocol cannot half-close."""
-        return False
-
-    def close(self) -> None:
-        """Send the buffered bytes, then close the connection."""
-        self._connection.writer.close()
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._close_when_sent())
-
-    def abort(self) -> None:
-        """Close the connection and discard the buffered bytes."""
-        self._connection.writer.abort(ConnectionAbortedError("closed"))
-        self._connection.close()
-
-    async def wait_closed(self) -> None:
-        """Wait until the connection is closed."""
-        await asyncio.wait([self._connection.task, *([self._closing] if self._closing else [])])
-
-    async def _close_when_sent(self) -> None:
-        await self._connection.writer.wait_closed()
-        self._connection.close()
-
-
-class _Connection:
-    """One connection to a port of a pod."""
+class PortConnection(ChannelSocket):
+    """A connection to a port of a pod. Read from `reader`; it raises PortClosed if nothing listens on the port."""
 
     def __init__(self, websocket: WebSocket, name: str) -> None:
-        self._socket = websocket
         self._name = name
-        self.reader = ChannelReader()
-        self.writer = ChannelWriter(websocket, _DATA)
+        self._channel = ChannelReader()
+        self.reader = self._channel.stream
         self.accepted = asyncio.Event()  # the API server sent the port number, or the connection ended
         self._unread_prefix = {_DATA: _PORT_PREFIX, _ERROR: _PORT_PREFIX}
         self._error_text = bytearray()
-        self._closed = asyncio.Event()
-        self.task = asyncio.create_task(self._run(), name=f"port-forward {name}")
+        super().__init__(websocket)
 
-    def close(self) -> None:
-        """Close the connection from our side."""
-        self._closed.set()
-        self.reader.end()  # releases a message that waits for room in the buffer
+    async def send(self, data: bytes) -> None:
+        """Send bytes, and wait while the pod accepts no more. Raises StreamClosed if the connection has ended."""
+        await self._send(_DATA, data)
 
-    async def _run(self) -> None:
-        receiving = asyncio.create_task(self._receive())
-        closed = asyncio.create_task(self._closed.wait())
-        try:
-            await asyncio.wait([receiving, closed], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            closed.cancel()
-            with suppress(*NETWORK_ERRORS):
-                async with asyncio.timeout(_CLOSE_TIMEOUT):
-                    await self._socket.close()
-            receiving.cancel()
-            await asyncio.wait([receiving])
-            self.accepted.set()
-
-    async def _receive(self) -> None:
-        closed_normally = False
-        with suppress(*NETWORK_ERRORS):
-            closed_normally = await receive_messages(self._socket, self._handle)
-        error: OSError | None = None
+    def _end(self, is_complete: bool) -> None:
+        self.accepted.set()
         if self._error_text:
             text = self._error_text.decode(errors="replace").strip()
-            refused = "refused" in text and "connect" in text
-            error = (PortClosed if refused else ConnectionResetError)(f"{self._name}: {text}")
-        elif not closed_normally and not self._closed.is_set():
-            error = ConnectionResetError(f"the connection to {self._name} broke")
-        self.writer.abort(error or ConnectionResetError(f"{self._name} closed the connection"))
-        self.reader.end(error)
+            is_refused = "refused" in text and "connect" in text
+            self._channel.end((PortClosed if is_refused else ConnectionResetError)(f"{self._name}: {text}"))
+        else:
+            self._channel.end(None if is_complete else ConnectionResetError(f"the connection to {self._name} broke"))
 
     async def _handle(self, channel: int, data: bytes) -> None:
         skip = min(self._unread_prefix.get(channel, 0), len(data))
@@ -129,18 +71,18 @@ class _Connection:
             self._unread_prefix[channel] -= skip
             self.accepted.set()
         if channel == _DATA:
-            await self.reader.feed(data[skip:])
+            await self._channel.feed(data[skip:])
         elif channel == _ERROR:
             self._error_text += data[skip:]
 
 
-async def open_port(client: Client, namespace: str, pod: str, port: int) -> tuple[asyncio.StreamReader, PortWriter]:
+async def open_port(client: Client, namespace: str, pod: str, port: int) -> PortConnection:
     """Connect to a port of a pod. If nothing listens there, the first read raises PortClosed."""
     path = POD.path(namespace, pod, "portforward")
     websocket = await client.websocket(path, {"ports": str(port)}, (_PROTOCOL,))
-    connection = _Connection(websocket, f"port {port} of pod {pod}")
+    connection = PortConnection(websocket, f"port {port} of pod {pod}")
     await connection.accepted.wait()
-    return connection.reader.stream, PortWriter(connection)
+    return connection
 
 
 class Forwarder:
@@ -198,11 +140,11 @@ class Forwarder:
         transfer = _Transfer()
         deadline = time.monotonic() + CONNECT_TIMEOUT
         while True:
-            address, (reader, writer) = await self._connect(deadline)
+            address, connection = await self._connect(deadline)
             if address == self._answering:
                 transfer.not_refused.set()
             try:
-                await _relay(local, reader, writer, transfer)
+                await _relay(local, connection, transfer)
                 return
             except PortClosed:
                 self._answering = None
@@ -212,10 +154,9 @@ class Forwarder:
                 await asyncio.sleep(MAX_DELAY / 4)
             finally:
                 self._answering = address if transfer.received else self._answering
-                writer.abort()
-                await writer.wait_closed()
+                await connection.close()
 
-    async def _connect(self, deadline: float) -> tuple[Address, tuple[asyncio.StreamReader, PortWriter]]:
+    async def _connect(self, deadline: float) -> tuple[Address, PortConnection]:
         delay = FIRST_DELAY
         while True:
             try:
@@ -248,13 +189,13 @@ class _Transfer:
             self.sent.clear()
 
 
-async def _relay(local: LocalStreams, reader: asyncio.StreamReader, writer: PortWriter, transfer: _Transfer) -> None:
+async def _relay(local: LocalStreams, connection: PortConnection, transfer: _Transfer) -> None:
     """Copy bytes in both directions until both ends close.
 
     Raises if either side broke, or if the pod's data may be incomplete."""
     local_reader, local_writer = local
-    up = asyncio.create_task(_send_to_pod(local_reader, writer, transfer))
-    down = asyncio.create_task(_receive_from_pod(reader, local_writer, transfer))
+    up = asyncio.create_task(_send_to_pod(local_reader, connection, transfer))
+    down = asyncio.create_task(_receive_from_pod(connection.reader, local_writer, transfer))
     try:
         await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
         if not down.done():
@@ -267,8 +208,7 @@ async def _relay(local: LocalStreams, reader: asyncio.StreamReader, writer: Port
         is_complete = down.done()
         if is_complete:
             down.result()
-        writer.close()
-        await writer.wait_closed()
+        await connection.close()
         if not is_complete:
             raise ConnectionResetError("the local side closed the connection before the pod did")
         local_writer.close()
@@ -280,7 +220,7 @@ async def _relay(local: LocalStreams, reader: asyncio.StreamReader, writer: Port
         await asyncio.wait([up, down])
 
 
-async def _send_to_pod(source: asyncio.StreamReader, writer: PortWriter, transfer: _Transfer) -> None:
+async def _send_to_pod(source: asyncio.StreamReader, connection: PortConnection, transfer: _Transfer) -> None:
     # Wait for a possible refusal before sending: a kubelet that resets a connection with unread bytes loses the reason.
     # Only the first connection to a pod waits.
     with suppress(TimeoutError):
@@ -288,12 +228,10 @@ async def _send_to_pod(source: asyncio.StreamReader, writer: PortWriter, transfe
     transfer.not_refused.set()
     # StreamClosed: the pod closed the connection. `_receive_from_pod` delivers the rest and reports the reason.
     with suppress(StreamClosed):
-        writer.write(bytes(transfer.sent))
+        await connection.send(bytes(transfer.sent))
         while data := await source.read(_READ_SIZE):
             transfer.record_sent(data)
-            writer.write(data)
-            await writer.drain()
-        await writer.flush()
+            await connection.send(data)
 
 
 async def _receive_from_pod(

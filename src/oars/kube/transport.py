@@ -9,7 +9,7 @@ import random
 import socket
 import ssl
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -32,7 +32,7 @@ _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP
 
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)  # OSError includes ssl.SSLError and TimeoutError
 WebSocket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
-Params = Mapping[str, str] | Iterable[tuple[str, str]]
+Params = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Request:
     body: object = None
     content_type: str = "application/json"
     idempotent: bool = True
+    check: Callable[[], None] | None = None  # called before each attempt; its error ends the request
 
 
 class Transport:
@@ -81,7 +82,7 @@ class Transport:
     async def json(self, request: Request, *, seconds: float = TIMEOUT) -> dict[str, Any]:
         """Send a request and return the decoded response."""
         async with self.send(request, seconds=seconds) as response:
-            with self._network_errors_as_unreachable():
+            with network_errors_as_unreachable(self.target):
                 content: dict[str, Any] = await response.json(content_type=None)
                 return content
 
@@ -106,51 +107,45 @@ class Transport:
         self, path: str, params: Params, protocols: Iterable[str], seconds: float = TIMEOUT
     ) -> WebSocket:
         """Open a WebSocket. Its `protocol` is the subprotocol that the server chose."""
-        options, version = await self._request_options()
-        try:
-            return await self._open_websocket(path, params, protocols, options, seconds)
-        except ApiError as error:
-            if error.status != 401 or not await self._credentials.renew(version):
-                raise
-        options, _ = await self._request_options()
-        return await self._open_websocket(path, params, protocols, options, seconds)
-
-    async def _open_websocket(
-        self, path: str, params: Params, protocols: Iterable[str], options: dict[str, Any], seconds: float
-    ) -> WebSocket:
-        with self._network_errors_as_unreachable():
-            async with asyncio.timeout(seconds):
-                websocket: WebSocket = await self._get_session().ws_connect(
-                    self.target.server + path,
-                    params=_pairs(params),
-                    protocols=tuple(protocols),
-                    max_msg_size=0,
-                    autoclose=False,
-                    **options,
-                )
-        return websocket
-
-    async def _send_with_retries(self, request: Request, seconds: float, stream: bool) -> aiohttp.ClientResponse:
-        failures = throttled = 0
-        renewed = False
+        is_renewed = False
         while True:
             options, version = await self._request_options()
             try:
-                return await self._send_once(request, options, seconds, stream)
+                with network_errors_as_unreachable(self.target):
+                    async with asyncio.timeout(seconds):
+                        websocket: WebSocket = await self._get_session().ws_connect(
+                            self.target.server + path,
+                            params=params,
+                            protocols=tuple(protocols),
+                            max_msg_size=0,
+                            autoclose=False,
+                            **options,
+                        )
+                        return websocket
             except ApiError as error:
-                if error.status == 401 and not renewed and await self._credentials.renew(version):
-                    renewed = True
+                if is_renewed or error.status != 401 or not await self._credentials.renew(version):
+                    raise
+                is_renewed = True
+
+    async def _send_with_retries(self, request: Request, seconds: float, stream: bool) -> aiohttp.ClientResponse:
+        failures = throttled = 0
+        is_renewed = False
+        while True:
+            options, version = await self._request_options()
+            if request.check is not None:
+                request.check()
+            try:
+                return await self._send_once(request, options, seconds, stream)
+            except (ApiError, Unreachable) as error:
+                status = error.status if isinstance(error, ApiError) else 0
+                if status == 401 and not is_renewed and await self._credentials.renew(version):
+                    is_renewed = True
                     continue
-                throttled, failures = throttled + (error.status == 429), failures + (error.status != 429)
+                throttled, failures = throttled + (status == 429), failures + (status != 429)
                 delay = _retry_delay(error, request, failures, throttled)
                 if delay is None:
                     raise
-            except Unreachable as error:
-                failures += 1
-                if failures >= ATTEMPTS or not _can_resend(request, error.__cause__):
-                    raise
-                delay = _backoff(failures)
-            await asyncio.sleep(delay)
+            await asyncio.sleep(delay * random.uniform(1.0, 1.25))
 
     async def _send_once(
         self, request: Request, options: dict[str, Any], seconds: float, stream: bool
@@ -161,17 +156,17 @@ class Transport:
             data = json.dumps(request.body, separators=(",", ":")).encode()
             headers.append(("Content-Type", request.content_type))
         timeout = aiohttp.ClientTimeout(total=None if stream else seconds, sock_connect=seconds)
-        url, params = self.target.server + request.path, _pairs(request.params)
-        with self._network_errors_as_unreachable():
+        url = self.target.server + request.path
+        with network_errors_as_unreachable(self.target):
             async with asyncio.timeout(seconds):
                 response = await self._get_session().request(
-                    request.method, url, params=params, data=data, headers=headers, timeout=timeout, **options
+                    request.method, url, params=request.params, data=data, headers=headers, timeout=timeout, **options
                 )
                 if response.status >= 400:
                     raise await _read_error(response)
         return response
 
-    async def _request_options(self) -> tuple[dict[str, Any], tuple[object, ...]]:
+    async def _request_options(self) -> tuple[dict[str, Any], int]:
         """Return aiohttp's options that authenticate a request, and the version of the credentials in them."""
         target = self.target
         headers = [("User-Agent", self._user_agent), ("Accept", "application/json, */*")]
@@ -198,53 +193,42 @@ class Transport:
         self._sockets.add(sock)
         return sock
 
-    @contextmanager
-    def _network_errors_as_unreachable(self) -> Iterator[None]:
-        try:
-            yield
-        except (*NETWORK_ERRORS, json.JSONDecodeError) as error:
-            raise unreachable(self.target, error) from error
+
+@contextmanager
+def network_errors_as_unreachable(target: Target) -> Iterator[None]:
+    """Raise Unreachable, with an explanation, for network errors and truncated responses."""
+    try:
+        yield
+    except (*NETWORK_ERRORS, json.JSONDecodeError) as error:
+        server = f"API server {target.server}" + (f" of context {target.context!r}" if target.context else "")
+        if isinstance(error, (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError)):
+            hint = "The certificate authority in the kubeconfig did not sign it. Download the kubeconfig again."
+            raise Unreachable(f"The certificate of {server} is not trusted.", hint, (str(error),)) from error
+        if isinstance(error, TimeoutError):
+            hint = "Check the network, VPN and proxy. `kubectl version` connects to the same server."
+            raise Unreachable(f"Timed out waiting for {server}.", hint) from error
+        hint = "Check that the cluster is running and that --context is correct. A VPN or proxy may be required."
+        raise Unreachable(f"Cannot reach {server}.", hint, (str(error) or type(error).__name__,)) from error
 
 
-def unreachable(target: Target, error: BaseException) -> Unreachable:
-    """Return the Unreachable that describes a network error."""
-    server = f"API server {target.server}" + (f" of context {target.context!r}" if target.context else "")
-    if isinstance(error, (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError)):
-        hint = "The certificate authority in the kubeconfig did not sign it. Download the kubeconfig again."
-        return Unreachable(f"The certificate of {server} is not trusted.", hint, (str(error),))
-    if isinstance(error, TimeoutError):
-        hint = "Check the network, VPN and proxy. `kubectl version` connects to the same server."
-        return Unreachable(f"Timed out waiting for {server}.", hint)
-    hint = "Check that the cluster is running and that --context is correct. A VPN or proxy may be required."
-    return Unreachable(f"Cannot reach {server}.", hint, (str(error) or type(error).__name__,))
-
-
-def _can_resend(request: Request, cause: BaseException | None) -> bool:
-    # A retry after a timeout would double the caller's time limit. TLS and URL errors are permanent.
-    if isinstance(cause, (TimeoutError, aiohttp.ClientSSLError, ssl.SSLError, aiohttp.InvalidURL)):
-        return False
-    return request.idempotent or isinstance(cause, aiohttp.ClientConnectorError)  # the request was never sent
-
-
-def _retry_delay(error: ApiError, request: Request, failures: int, throttled: int) -> float | None:
-    """Return the delay before the next attempt, or None if the error is final."""
-    if error.status == 429:
+def _retry_delay(error: ApiError | Unreachable, request: Request, failures: int, throttled: int) -> float | None:
+    """Return the seconds to wait before the next attempt, or None if the error is final."""
+    backoff: float = FIRST_DELAY * 4 ** (failures - 1)
+    if isinstance(error, ApiError) and error.status == 429:
         # The server did not process the request. Without Retry-After, wait one second.
         delay = 1.0 if error.retry_after is None else error.retry_after
-        return _jitter(min(max(delay, FIRST_DELAY), MAX_DELAY)) if throttled < THROTTLED_ATTEMPTS else None
-    if error.status < 500 or failures >= ATTEMPTS:
+        return min(max(delay, FIRST_DELAY), MAX_DELAY) if throttled < THROTTLED_ATTEMPTS else None
+    if failures >= ATTEMPTS:
         return None
-    if error.retry_after is not None:  # the server asks for a retry, whatever the method
-        return _jitter(min(error.retry_after, MAX_DELAY))
-    return _backoff(failures) if request.idempotent else None
-
-
-def _backoff(failures: int) -> float:
-    return _jitter(FIRST_DELAY * 4 ** (failures - 1))
-
-
-def _jitter(seconds: float) -> float:
-    return seconds * random.uniform(1.0, 1.25)
+    if isinstance(error, ApiError):
+        if error.status >= 500 and error.retry_after is not None:  # the server asks for a retry, whatever the method
+            return min(error.retry_after, MAX_DELAY)
+        return backoff if error.status >= 500 and request.idempotent else None
+    # A retry after a timeout would double the caller's time limit. TLS and URL errors are permanent.
+    if isinstance(error.__cause__, (TimeoutError, aiohttp.ClientSSLError, ssl.SSLError, aiohttp.InvalidURL)):
+        return None
+    was_sent = not isinstance(error.__cause__, aiohttp.ClientConnectorError)
+    return backoff if request.idempotent or not was_sent else None
 
 
 async def _read_error(response: aiohttp.ClientResponse) -> ApiError:
@@ -261,7 +245,3 @@ async def _read_failed_upgrade(
     if request.headers.get("Upgrade") and response.status != 101:
         raise await _read_error(response)
     return response
-
-
-def _pairs(params: Params) -> list[tuple[str, str]]:
-    return list(params.items() if isinstance(params, Mapping) else params)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import yaml
+
 from oars import engines
 from oars.places.kube.render.changes import IMMUTABLE
-from oars.places.kube.state.status_codec import MAX_CAUSES, MAX_LINE_LENGTH, MAX_LINES, MAX_UNREADY
 from oars.spec import resources
-from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, Part
+from oars.spec.cluster import API_VERSION, ClusterSpec, Part
 
 Schema = dict[str, Any]
 
-GROUP, VERSION = API_VERSION.split("/")
+TEMPLATE = Path(__file__).with_name("crd.yaml")
+GROUP = API_VERSION.split("/")[0]
 PLURAL = "computeclusters"
 NAME = f"{PLURAL}.{GROUP}"
 
@@ -120,69 +123,10 @@ IMMUTABLE_DEFAULTS: Mapping[str, object] = {"engine": "", "namespace.name": "", 
 
 def compute_cluster(engine_names: Iterable[str] | None = None) -> dict[str, Any]:
     """The CustomResourceDefinition, with the options of these engines; None: all that are installed."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/part-of": "oars"}},
-        "spec": {
-            "group": GROUP,
-            "scope": "Namespaced",
-            "names": {
-                "kind": KIND,
-                "listKind": f"{KIND}List",
-                "plural": PLURAL,
-                "singular": KIND.lower(),
-                "shortNames": ["cc", "oars"],
-                "categories": ["all", "oars"],
-            },
-            "versions": [_version(engine_names)],
-        },
-    }
-
-
-def _version(engine_names: Iterable[str] | None) -> Schema:
-    return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            },
-        },
-        "additionalPrinterColumns": [
-            {"name": "Engine", "type": "string", "jsonPath": ".spec.engine"},
-            {"name": "Phase", "type": "string", "jsonPath": ".status.phase"},
-            {"name": "Ready", "type": "string", "jsonPath": ".status.ready", "description": "Ready/desired workers."},
-            {"name": "Message", "type": "string", "jsonPath": ".status.message", "priority": 1},
-            {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-        ],
-        "schema": {"openAPIV3Schema": _root(engine_names)},
-    }
-
-
-def _root(engine_names: Iterable[str] | None) -> Schema:
-    name_rule = {
-        "rule": f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('{LABEL}')",
-        "message": f"metadata.name must have at most {MAX_NAME} lowercase letters, digits and '-', "
-        "and start with a letter",
-    }
-    return {
-        "type": "object",
-        "description": "A Dask, Ray or Mars cluster.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            "spec": spec_schema(engine_names),
-            "status": status_schema(),
-        },
-        "x-kubernetes-validations": [name_rule],
-    }
+    definition: Schema = yaml.safe_load(TEMPLATE.read_text())
+    (version,) = definition["spec"]["versions"]
+    version["schema"]["openAPIV3Schema"]["properties"]["spec"] = spec_schema(engine_names)
+    return definition
 
 
 def spec_schema(engine_names: Iterable[str] | None = None) -> Schema:
@@ -283,79 +227,3 @@ def _annotated(inner: tuple[Any, ...], path: str) -> Schema:
             if (bound := getattr(extra, name, None)) is not None:
                 schema[keyword] = bound
     return schema
-
-
-def status_schema() -> Schema:
-    """The schema of `status`."""
-    text: Schema = {"type": "string"}
-    count: Schema = {"type": "integer", "minimum": 0}
-    lines = {"type": "array", "maxItems": MAX_LINES, "items": {**text, "maxLength": MAX_LINE_LENGTH}}
-    cause = {"reason": text, "message": text, "hint": text, "lines": lines}
-    group = {
-        "type": "object",
-        "required": ["name"],
-        "properties": {
-            "name": text,
-            "wanted": count,
-            "ready": count,
-            "unready": {"type": "array", "maxItems": MAX_UNREADY, "items": text, "x-kubernetes-list-type": "atomic"},
-        },
-    }
-    endpoints = {"client": text, "dashboard": text}
-    return {
-        "type": "object",
-        "description": "The observed state.",
-        "default": {"phase": "Pending"},  # before the operator first reports
-        "properties": {
-            "phase": _text("Pending, Starting, Ready, Degraded, Stopping, Stopped or Failed."),
-            "reason": _text("Why the cluster is not Ready, in one word."),
-            "message": _text("What is wrong and what to do about it."),
-            "ready": _text("Ready and desired workers, for example 3/3."),
-            "replicas": {**count, "description": "Workers of the first group, for autoscalers."},
-            "selector": _text("Label selector of the first group's pods, for autoscalers."),
-            "observedGeneration": {**count, "format": "int64", "description": "Generation of the observed spec."},
-            "endpoints": {"type": "object", "description": "Cluster-internal addresses.", "properties": endpoints},
-            "groups": _list_map(group, "name", "Worker groups."),
-            "causes": {
-                "type": "array",
-                "description": "What is wrong, most severe first, with hints and log lines.",
-                "maxItems": MAX_CAUSES,
-                "items": {"type": "object", "required": ["reason", "message"], "properties": cause},
-                "x-kubernetes-list-type": "atomic",
-            },
-            "conditions": _list_map(_condition(), "type", "Standard Kubernetes conditions."),
-            "head": {
-                "type": "object",
-                "description": "The current head and its epoch.",
-                "properties": {"incarnation": text, "epoch": count},
-            },
-            "headReady": {"type": "boolean", "description": "True if the head responds."},
-            "retiring": {**ANY_OBJECT, "description": "Workers that are being drained."},
-            "mode": _text("Always operator."),
-        },
-    }
-
-
-def _text(description: str) -> Schema:
-    return {"type": "string", "description": description}
-
-
-def _list_map(items: Schema, key: str, description: str) -> Schema:
-    keyed = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
-    return {"type": "array", "description": description, "items": items, **keyed}
-
-
-def _condition() -> Schema:
-    """metav1.Condition."""
-    return {
-        "type": "object",
-        "required": ["type", "status", "lastTransitionTime", "reason", "message"],
-        "properties": {
-            "type": {"type": "string", "maxLength": 316},
-            "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
-            "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
-            "lastTransitionTime": {"type": "string", "format": "date-time"},
-            "reason": {"type": "string", "minLength": 1, "maxLength": 1024},
-            "message": {"type": "string", "maxLength": 32768},
-        },
-    }

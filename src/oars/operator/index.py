@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 
+from oars.control.runner import NOW
 from oars.kube.client import Client
 from oars.kube.informer import Informer
 from oars.kube.kinds import (
@@ -18,12 +18,12 @@ from oars.kube.kinds import (
     Kind,
     Object,
 )
-from oars.model import Role
+from oars.model import Pause, Role
 from oars.operator.resources import Key, ResourceKind
 from oars.places.kube import names
+from oars.places.kube.evidence import has_replica_failure, is_failing
 from oars.places.kube.state import observe, ownership
 from oars.places.kube.state.cache import trimmed_deployment, trimmed_other, trimmed_pod
-from oars.places.kube.why.evidence import has_replica_failure, is_failing
 
 Cluster = tuple[str, str]  # namespace, name
 Change = tuple[Cluster, Object | None, Object | None]  # before and after
@@ -33,21 +33,13 @@ Change = tuple[Cluster, Object | None, Object | None]  # before and after
 OWNED_KINDS = (SERVICE, SERVICE_ACCOUNT, NETWORK_POLICY, POD_DISRUPTION_BUDGET, INGRESS)
 
 
-@dataclass(frozen=True)
-class Due:
-    """How soon a change needs a pass. `limited`: the shared rate limiter may delay it further."""
+# How soon a change needs a pass. `python -m bench pacing` shows what each of them saves.
+BATCHED = Pause(0.1)  # pods of a cluster change together: one pass handles all changes
+FAILURE = Pause(1.0)
+PROGRESS = Pause(1.0, limited=True)
 
-    after: float
-    limited: bool = False
-
-
-NOW = Due(0.0)
-BATCHED = Due(0.1)  # pods of a cluster change together: one pass handles all changes
-FAILURE = Due(1.0)
-PROGRESS = Due(1.0, limited=True)
-
-Wake = Callable[[Key, Due], None]
-When = Callable[[Cluster, Object | None, Object | None], Due | None]  # None: no pass
+Wake = Callable[[Key, Pause], None]
+When = Callable[[Cluster, Object | None, Object | None], Pause | None]  # None: no pass
 
 
 class Index:
@@ -106,7 +98,7 @@ class Pods(Index):
         if not unready:
             del self._unready[cluster]
 
-    def due(self, cluster: Cluster, old: Object | None, new: Object | None) -> Due:
+    def due(self, cluster: Cluster, old: Object | None, new: Object | None) -> Pause:
         """A worker that becomes ready is urgent if it is the last unready pod. A head always is: its workers may have
         to be replaced."""
         if old is None or observe.outline(old) == (observe.outline(new) if new else ()):
@@ -121,24 +113,24 @@ class Watches:
 
     def __init__(self, client: Client, namespaces: tuple[str, ...], kinds: Sequence[ResourceKind], wake: Wake) -> None:
         self._wake = wake
-        self._kinds = [each.kind.kind for each in kinds]
-        self._pods = Pods()
-        self._owned = {
-            kind.kind: Index(lambda obj: bool(ownership.owner_kind(obj, self._kinds)))
+        self.kinds = [each.kind.kind for each in kinds]
+        self.pods = Pods()
+        self.owned = {
+            kind.kind: Index(lambda obj: bool(ownership.owner_kind(obj, self.kinds)))
             for kind in (DEPLOYMENT, *OWNED_KINDS)
         }
         self.resources: dict[Key, Object] = {}
         self.informers: list[Informer] = []
-        deployments = self._owned[DEPLOYMENT.kind]
+        deployments = self.owned[DEPLOYMENT.kind]
         for namespace in namespaces or (None,):
             for each in kinds:
                 self.informers.append(
                     Informer(client, each.kind, namespace, on_change=self._on_resource(each.kind.kind))
                 )
-            self._add(client, POD, namespace, self._pods, trimmed_pod, self._pods.due)
+            self._add(client, POD, namespace, self.pods, trimmed_pod, self.pods.due)
             self._add(client, DEPLOYMENT, namespace, deployments, trimmed_deployment, _deployment_due)
             for kind in OWNED_KINDS:
-                self._add(client, kind, namespace, self._owned[kind.kind], trimmed_other, _owned_object_due)
+                self._add(client, kind, namespace, self.owned[kind.kind], trimmed_other, _on_deletion)
 
     def _add(
         self,
@@ -152,7 +144,7 @@ class Watches:
         def changed(_: object, old: Object | None, new: Object | None) -> None:
             for cluster, was, now in index.change(old, new):
                 due = when(cluster, was, now)
-                for key in (Key(each, *cluster) for each in self._kinds):
+                for key in (Key(each, *cluster) for each in self.kinds):
                     if due is not None and key in self.resources:
                         self._wake(key, due)
 
@@ -174,46 +166,42 @@ class Watches:
 
         return changed
 
-    def cluster(self, key: Key) -> CachedCluster:
-        return CachedCluster(self._pods, self._owned, key, lambda: self._has_namesake(key))
-
-    def _has_namesake(self, key: Key) -> bool:
-        return any(replace(key, kind=kind) in self.resources for kind in self._kinds if kind != key.kind)
+    def cluster(self, key: Key, uid: str) -> CachedCluster:
+        """The cached objects of the resource with this uid."""
+        return CachedCluster(self, (key.namespace, key.name), uid)
 
     def __iter__(self) -> Iterator[Informer]:
         return iter(self.informers)
 
 
 class CachedCluster:
-    """The cached objects of one cluster (see places.kube.state.cache.ClusterCache)."""
+    """The cached objects of one cluster (see places.kube.state.cache.ClusterCache). `uid` is that of its resource: an
+    earlier one of the same name may have left objects behind, and one of another kind may have the same name."""
 
-    def __init__(self, pods: Index, owned: Mapping[str, Index], key: Key, has_namesake: Callable[[], bool]) -> None:
-        self._pods, self._owned, self._key, self._has_namesake = pods, owned, key, has_namesake
-        self._cluster = (key.namespace, key.name)
+    def __init__(self, watches: Watches, cluster: Cluster, uid: str) -> None:
+        self._watches, self._cluster, self._uid = watches, cluster, uid
 
     def pods(self) -> list[Object]:
-        """A resource of another kind with the same name has pods with the same labels: those belong to its
-        Deployments."""
-        pods = self._pods.objects(self._cluster)
-        if not self._has_namesake():
-            return pods
-        mine = self.deployments()
-        return [pod for pod in pods if any(observe.is_of(pod, deployment) for deployment in mine)]
+        return self._watches.pods.objects(self._cluster)
 
     def deployments(self) -> list[Object]:
-        return [each for each in self._owned[DEPLOYMENT.kind].objects(self._cluster) if self._belongs(each)]
+        return [each for each in self._watches.owned[DEPLOYMENT.kind].objects(self._cluster) if self._belongs(each)]
 
     def has(self, kind: str, name: str) -> bool | None:
-        if kind not in self._owned:
+        if kind not in self._watches.owned:
             return None
-        found = self._owned[kind].get(self._cluster, name)
+        found = self._watches.owned[kind].get(self._cluster, name)
         return found is not None and self._belongs(found)
 
     def _belongs(self, obj: Object) -> bool:
-        return ownership.is_owned_by(obj, self._key.kind, self._key.name)
+        return ownership.has_owner(obj, self._uid)
 
 
-def _deployment_due(_: Cluster, old: Object | None, new: Object | None) -> Due:
+def _on_deletion(_: Cluster, old: Object | None, new: Object | None) -> Pause | None:
+    return BATCHED if new is None else None
+
+
+def _deployment_due(_: Cluster, old: Object | None, new: Object | None) -> Pause:
     """Batched if the spec changed or was rolled out; other changes show in the pods."""
     if old is not None and (new is None or _rollout(old) != _rollout(new)):
         return BATCHED
@@ -224,12 +212,8 @@ def _rollout(deployment: Object) -> tuple[object, bool]:
     return deployment["metadata"]["generation"], observe.is_rolled_out(deployment)
 
 
-def _failure_or_progress(new: Object | None, has_failed: Callable[[Object], bool]) -> Due:
+def _failure_or_progress(new: Object | None, has_failed: Callable[[Object], bool]) -> Pause:
     return FAILURE if new is not None and has_failed(new) else PROGRESS
-
-
-def _owned_object_due(_cluster: Cluster, _: Object | None, new: Object | None) -> Due | None:
-    return BATCHED if new is None else None
 
 
 def _spec_version(resource: Object) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from oars.base.errors import OarsError
 from oars.base.log import get_logger
 from oars.client import operator_client
 from oars.control.runner import Runner
@@ -22,7 +23,7 @@ from oars.kube.client import Client
 from oars.kube.informer import stop_all
 from oars.kube.lease import Elector
 from oars.operator import NAME, NAMESPACE, RunOptions
-from oars.operator.index import Due, Watches
+from oars.operator.index import Watches
 from oars.operator.monitoring import Metrics, MonitoringServer
 from oars.operator.reconciler import ClusterReconciler
 from oars.operator.resources import RESOURCE_KINDS, Key, ResourceKind
@@ -58,8 +59,14 @@ class Operator:
         self._client = client
         self._options = options
         self.metrics = Metrics(lambda: self._runner.due if self.metrics.leading else 0)  # a standby has no queue
-        self._watches = Watches(client, options.namespaces, kinds, self._wake)
-        self._reconciler = ClusterReconciler(client, self._watches, kinds, in_cluster=POD_NAMESPACE.exists())
+        self._watches = Watches(client, options.namespaces, kinds, lambda key, pause: self._runner.wake(key, pause))
+        self._reconciler = ClusterReconciler(
+            client.guarded(self._check_leader),
+            self._watches,
+            kinds,
+            in_cluster=POD_NAMESPACE.exists(),
+            is_leader=lambda: self._elector.is_leader,
+        )
         self._runner: Runner[Key] = Runner(self._reconciler, workers=WORKERS, observe_pass=self.metrics.count)
         namespace = options.lease_namespace or NAMESPACE
         identity = f"{options.identity or socket.gethostname()}-{secrets.token_hex(3)}"
@@ -71,8 +78,11 @@ class Operator:
         self._elector.lease_metadata = {"labels": names.OPERATOR, "annotations": watched}
         self._server = MonitoringServer(self.metrics.text, self._is_synced)
 
-    def _wake(self, key: Key, due: Due) -> None:
-        self._runner.wake(key, due.after, limited=due.limited)
+    def _check_leader(self) -> None:
+        """Called before each write of a pass. The Lease may expire during a pass, for example while the machine is
+        suspended, and another replica may lead by now."""
+        if not self._elector.is_leader:
+            raise OarsError("The Lease of this operator replica has expired.")
 
     async def run(self) -> None:
         """Run until cancelled. Every replica watches, so that the next leader starts with filled caches."""

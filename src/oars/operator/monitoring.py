@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 BUCKETS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 REQUEST_TIMEOUT = 5.0
@@ -34,29 +34,25 @@ class Metrics:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         with open("/proc/self/statm") as statm:
             memory = int(statm.read().split()[1]) * resource.getpagesize()
-        rows = [
-            *_metric("oars_reconcile_total", "counter", "Reconciliation passes.", *(
-                (f'result="{result}"', count) for result, count in self._passes.items()
-            )),
-            "# HELP oars_reconcile_seconds Duration of a pass.",
-            "# TYPE oars_reconcile_seconds histogram",
-            *(f'oars_reconcile_seconds_bucket{{le="{edge}"}} {count}' for edge, count in self._buckets.items()),
-            f'oars_reconcile_seconds_bucket{{le="+Inf"}} {total}',
-            f"oars_reconcile_seconds_sum {self._seconds:.6f}",
-            f"oars_reconcile_seconds_count {total}",
-            *_metric("oars_queue_depth", "gauge", "Clusters that wait for a pass.", ("", self._queue_depth())),
-            *_metric("oars_leading", "gauge", "1 in the replica that leads.", ("", int(self.leading))),
-            *_metric("process_cpu_seconds_total", "counter", "CPU time used.",
-                     ("", round(usage.ru_utime + usage.ru_stime, 3))),
-            *_metric("process_resident_memory_bytes", "gauge", "Resident memory.", ("", memory)),
-            *_metric("process_start_time_seconds", "gauge", "Start time.", ("", round(self._started, 3))),
-        ]  # fmt: skip
-        return "\n".join(rows) + "\n"
-
-
-def _metric(name: str, kind: str, description: str, *values: tuple[str, float]) -> list[str]:
-    lines = [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in values]
-    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}", *lines]
+        passes = {f'_total{{result="{result}"}}': count for result, count in self._passes.items()}
+        seconds: dict[str, float] = {f'_bucket{{le="{edge}"}}': count for edge, count in self._buckets.items()}
+        seconds |= {'_bucket{le="+Inf"}': total, "_sum": round(self._seconds, 6), "_count": total}
+        # Name, type, description, and values by suffix.
+        metrics: list[tuple[str, str, str, Mapping[str, float]]] = [
+            ("oars_reconcile", "counter", "Reconciliation passes.", passes),
+            ("oars_reconcile_seconds", "histogram", "Duration of a pass.", seconds),
+            ("oars_queue_depth", "gauge", "Clusters that wait for a pass.", {"": self._queue_depth()}),
+            ("oars_leading", "gauge", "1 in the replica that leads.", {"": int(self.leading)}),
+            ("process_cpu_seconds", "counter", "CPU time used.", {"_total": round(usage.ru_utime + usage.ru_stime, 3)}),
+            ("process_resident_memory_bytes", "gauge", "Resident memory.", {"": memory}),
+            ("process_start_time_seconds", "gauge", "Start time.", {"": round(self._started, 3)}),
+        ]
+        lines = []
+        for name, kind, description, values in metrics:
+            named = f"{name}_total" if kind == "counter" else name
+            lines += [f"# HELP {named} {description}", f"# TYPE {named} {kind}"]
+            lines += [f"{name}{suffix} {value}" for suffix, value in values.items()]
+        return "\n".join(lines) + "\n"
 
 
 class MonitoringServer:

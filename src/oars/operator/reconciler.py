@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oars import engines
-from oars.base.errors import OarsError, SpecError
+from oars.base.errors import SpecError
 from oars.base.log import get_logger, pairs
-from oars.control.loop import Loop, Pause
+from oars.control.loop import Loop
 from oars.kube.client import Client
 from oars.kube.kinds import Object
-from oars.model import Cause, Desired
+from oars.model import Cause, Desired, Pause
 from oars.operator.index import Watches
 from oars.operator.resources import Key, ResourceKind, is_forced
+from oars.places.kube.evidence import SharedLists
 from oars.places.kube.place import KubePlace, Setting
 from oars.places.kube.state.root import ResourceRoot
-from oars.places.kube.why.api_errors import cause_of, is_lasting
-from oars.places.kube.why.evidence import SharedLists
+from oars.places.kube.why.api_errors import cause_of
 from oars.places.kube.wire import Reach
+from oars.spec.status import Phase
 
+STANDBY_SECONDS = 1.0  # until a replica whose Lease expired looks again; its elector stops it meanwhile
 REPORT_A_BUG = "This is a bug in Oars; please report it. Check the spec for values of the wrong type."
 
 log = get_logger(__name__)
@@ -44,16 +46,27 @@ class InvalidSpec(Exception):
 class ClusterReconciler:
     """Reconciles all resources of the operator."""
 
-    def __init__(self, client: Client, watches: Watches, kinds: Sequence[ResourceKind], *, in_cluster: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        watches: Watches,
+        kinds: Sequence[ResourceKind],
+        *,
+        in_cluster: bool,
+        is_leader: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._client = client
         self._watches = watches
         self._kinds = {each.kind.kind: each for each in kinds}
         self._in_cluster = in_cluster
+        self._is_leader = is_leader
         self._lists = SharedLists(client)
         self._tracked: dict[Key, Tracked] = {}
         self._invalid: dict[Key, tuple[str, int]] = {}  # uid and generation of rejected specs
 
     async def reconcile(self, key: Key) -> Pause | None:
+        if not self._is_leader():
+            return Pause(STANDBY_SECONDS)
         resource = self._watches.resources.get(key)
         if resource is None or resource["metadata"].get("deletionTimestamp"):
             self._invalid.pop(key, None)
@@ -66,19 +79,20 @@ class ClusterReconciler:
         except InvalidSpec as error:
             await self._reject(key, resource, error)
             return None
-        return await tracked.loop.once(tracked.desired)
+        pause = await tracked.loop.once(tracked.desired)
+        await tracked.root.publish()
+        return pause
 
     async def report_failure(self, key: Key, error: Exception) -> None:
-        """Report lasting and unexpected errors in the status. Transient API errors are only retried."""
-        tracked = self._tracked.get(key)
-        if tracked is None:
+        """Show the error in the status, also of a resource whose first pass failed. While the API server is away this
+        fails too; if the error persists, a later pass reports it."""
+        resource, tracked = self._watches.resources.get(key), self._tracked.get(key)
+        if resource is None or not self._is_leader():
             return
-        if isinstance(error, OarsError):
-            if is_lasting(error):
-                await tracked.root.refuse(cause_of(error), tracked.desired.generation)
-        elif not isinstance(error, OSError | TimeoutError):
-            message = f"Unexpected error while reconciling: {type(error).__name__}: {error}."
-            await tracked.root.refuse(Cause("InternalError", message, REPORT_A_BUG), tracked.desired.generation)
+        root = tracked.root if tracked is not None else self._root(key, resource)
+        generation = tracked.desired.generation if tracked is not None else _version(resource)[1]
+        await root.refuse(cause_of(error), generation)
+        await root.publish()
 
     async def _track(self, key: Key, resource: Object) -> Tracked:
         uid, generation = _version(resource)
@@ -93,13 +107,16 @@ class ClusterReconciler:
         desired = await self._desired(key, resource)
         await self._untrack(key)
         reach = Reach(self._client, key.namespace, forward=not self._in_cluster)
-        source = self._kinds[key.kind]
-        root = ResourceRoot(self._client, source.kind, resource, source.status)
-        setting = Setting(self._client, self._watches.cluster(key), root, reach, self._lists)
+        root = self._root(key, resource)
+        setting = Setting(self._client, self._watches.cluster(key, uid), root, reach, self._lists)
         place = KubePlace(setting, key.namespace)
         loop = Loop(place, engines.get(desired.engine), time.time)
         self._tracked[key] = tracked = Tracked(uid, root, place, loop, desired)
         return tracked
+
+    def _root(self, key: Key, resource: Object) -> ResourceRoot:
+        source = self._kinds[key.kind]
+        return ResourceRoot(self._client, source.kind, resource, source.status)
 
     async def _desired(self, key: Key, resource: Object) -> Desired:
         try:
@@ -117,9 +134,9 @@ class ClusterReconciler:
         else:
             message, hint = f"The spec cannot be read ({type(cause).__name__}: {cause}).", REPORT_A_BUG
             log.error(pairs("unexpected error while reading spec", key=key), exc_info=cause)
-        source = self._kinds[key.kind]
-        root = ResourceRoot(self._client, source.kind, resource, source.status)
-        await root.invalidate(Cause("InvalidSpec", message, hint), version[1])
+        root = self._root(key, resource)
+        await root.refuse(Cause("InvalidSpec", message, hint), version[1], Phase.FAILED)
+        await root.publish()
         self._invalid[key] = version
 
     async def _untrack(self, key: Key) -> None:

@@ -44,24 +44,14 @@ async def request(
     head, separator, content = response.partition(b"\r\n\r\n")
     if not separator:
         raise EOFError(f"the answer broke off after {len(response)} bytes")
-    status = _status(head)
-    if not 200 <= status < 300:
-        raise EngineUnreachable(f"http://{address}{path}: status {status}")
-    return _complete_body(content, head)
-
-
-def _status(head: bytes) -> int:
-    found = _STATUS.match(head)
-    if found is None:
+    status = _STATUS.match(head)
+    if status is None:
         raise ValueError("what answers there does not speak HTTP")
-    return int(found[1])
-
-
-def _complete_body(content: bytes, head: bytes) -> bytes:
-    """The body, checked against Content-Length: a server that dies also closes the connection."""
+    if not 200 <= int(status[1]) < 300:
+        raise EngineUnreachable(f"http://{address}{path}: status {int(status[1])}")
     announced = _LENGTH.search(head)
     length = int(announced[1]) if announced else len(content)
-    if len(content) < length:
+    if len(content) < length:  # a server that dies also closes the connection
         raise EOFError(f"the answer broke off after {len(content)} of {length} bytes")
     return content[:length]
 

@@ -7,6 +7,7 @@ Rules, in this order:
 3. Every head has an epoch. Workers of an earlier epoch hold nothing that the present head knows: they are removed at
    once, and new ones start when the new head runs.
 4. Too few workers: start the missing ones. Too many: choose victims, drain them, and remove only what is drained.
+5. A worker that runs but that the head has not listed for a long time is replaced: nobody can reach what it holds.
 
 `Ensure` is emitted in every pass, for it is idempotent; the place compares and writes only what differs.
 """
@@ -32,13 +33,13 @@ from oars.model import (
     MemberState,
     MemberView,
     Observed,
+    Pause,
     Remove,
     Restart,
     Retiring,
     Role,
     Step,
     View,
-    Wait,
 )
 from oars.plan import names
 
@@ -47,6 +48,7 @@ REMEMBER = 600.0  # seconds for which a death stays visible
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 MAX_DOUBLINGS = 30  # a float overflows at a thousand
 CRASH_LOOP = 3  # deaths in a row that make a crash loop
+JOIN_TIMEOUT = 180.0  # seconds for which the head may fail to list a running worker
 SETTLED = 15.0  # seconds of being ready after which the cluster counts as settled
 
 
@@ -83,7 +85,10 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     if orphans:
         steps.append(Remove(tuple(sorted(orphans)), "the head was lost", grace=0.0))
     steps += _retire(observed, retiring, can_tell=view.up or desired.force)
-    return Decision(tuple(steps), state, *_pause(observed, in_service, complete, now))
+    stuck = [m for m, seconds in view.unlisted.items() if seconds > JOIN_TIMEOUT and m not in {*retiring, *orphans}]
+    if stuck:
+        steps.append(Remove(tuple(sorted(stuck)), "the head does not list it"))
+    return Decision(tuple(steps), state, _pause(observed, in_service, complete, now))
 
 
 def is_ready(member: Member, observed: Observed, view: View) -> bool:
@@ -108,16 +113,24 @@ class _GroupPlan:
 def _stop(observed: Observed) -> Decision:
     everyone = tuple(sorted(member.id for member in observed.members))
     steps = (Remove(everyone, "the cluster is stopped"),) if everyone else ()
-    return Decision(steps, LoopState(), observed.pace.resting, Wait.RESTING)
+    return Decision(steps, LoopState(), Pause(observed.pace.resting, limited=True))
 
 
 def _with_head(observed: Observed) -> LoopState:
-    """Counts heads: a head that is gone, or is another one than before, begins a new epoch."""
+    """Counts heads: a head that is gone, or is another one than before, begins a new epoch. If the place replaced the
+    head while no loop ran, workers may have started after it and serve it already; then they stay, and those that do
+    not join it are replaced one by one."""
     head, state = observed.member(HEAD), observed.state
     current = head.incarnation if head is not None and _is_alive(head) else ""
     if current == state.head:
         return state
+    if current and head is not None and any(_started_after(head, member) for member in observed.members):
+        return replace(state, head=current)
     return replace(state, head=current, head_epoch=state.head_epoch + (1 if state.head else 0))
+
+
+def _started_after(head: Member, member: Member) -> bool:
+    return member.role is Role.WORKER and _is_alive(member) and member.started_at > head.started_at > 0.0
 
 
 def failures(groups: Sequence[Group], observed: Observed, state: LoopState, now: float) -> dict[MemberId, Failure]:
@@ -195,8 +208,12 @@ def _plan_groups(
             ranked = sorted(active, key=lambda member: _keep_rank(member, in_service, view))
             retiring |= {victim.id: Retiring(now) for victim in ranked[:surplus]}
         elif surplus < 0:
+            # Keep workers that are in service, are being drained, or have yet to start. Any other may be drained
+            # already, although the reply was lost with an earlier loop.
             usable = {*in_service, *view.draining, *(m.id for m in mine if m.state is not MemberState.RUNNING)}
-            retiring = _unretire(retiring, usable, -surplus)
+            candidates = [m for m in sorted(retiring) if m in usable and not retiring[m].drained]
+            for name in candidates[:-surplus]:
+                del retiring[name]
         staying = [member.id for member in mine if member.id not in retiring]
         missing = names.member_ids(group, max(0, group.replicas - len(staying)), known)
         plans.append(_GroupPlan(group, (*staying, *missing), retiring))
@@ -218,16 +235,6 @@ def _reported(member: Member, view: View) -> MemberView | None:
     """What the engine reports of this very incarnation."""
     reported = view.members.get(member.id) if view.up else None
     return reported if reported is not None and reported.incarnation in ("", member.incarnation) else None
-
-
-def _unretire(
-    retiring: Mapping[MemberId, Retiring], usable: Collection[MemberId], count: int
-) -> dict[MemberId, Retiring]:
-    """More workers are wanted again: keep those that were chosen and are still in service, are being drained, or have
-    yet to start. Any other may be drained already, although the reply was lost with an earlier loop."""
-    candidates = [m for m, state in sorted(retiring.items()) if m in usable and not state.drained]
-    kept = set(candidates[:count])
-    return {m: r for m, r in retiring.items() if m not in kept}
 
 
 def _retire_obsolete(
@@ -277,21 +284,21 @@ def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring], *, can_te
         yield Remove(tuple(to_remove), "no longer wanted")
 
 
-def _pause(observed: Observed, in_service: Collection[MemberId], complete: bool, now: float) -> tuple[float, Wait]:
+def _pause(observed: Observed, in_service: Collection[MemberId], complete: bool, now: float) -> Pause:
     """When to look again, at the place's own pace."""
     pace, state = observed.pace, observed.state
     if complete:
-        return pace.resting, Wait.RESTING
+        return Pause(pace.resting, limited=True)
     backing_off = [
         failure.until - now
         for name, failure in state.failures.items()
         if failure.until > now and not _is_alive(observed.member(name))
     ]
     if backing_off and not state.retiring:
-        return max(pace.soon, min(*backing_off, pace.resting)), Wait.SOON
+        return Pause(max(pace.soon, min(*backing_off, pace.resting)))
     if state.retiring or _engine_may_report_more(observed, in_service):
-        return pace.soon, Wait.SOON
-    return pace.waiting, Wait.WAITING
+        return Pause(pace.soon)
+    return Pause(pace.waiting, limited=True)
 
 
 def _engine_may_report_more(observed: Observed, in_service: Collection[MemberId]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oars.engines.base import Engine
-from oars.model import Desired, Expose, Group
+from oars.model import Desired, Exposure
 
 if TYPE_CHECKING:  # reading the status of clusters needs no pydantic
     from oars.spec.cluster import ClusterSpec
@@ -58,7 +58,7 @@ def build(
         namespace=namespace,
         create_namespace=spec.namespace.create,
         image=spec.image or shape.image,
-        expose=Expose(
+        expose=Exposure(
             expose.type, expose.host or "", expose.ingress_class or "", expose.tls_secret or "", expose.annotations
         ),
         helper=helper,
@@ -81,16 +81,6 @@ def _with_workers(spec: ClusterSpec) -> ClusterSpec:
     for group in data["workers"]:
         group["replicas"] = max(1, group["replicas"])
     return type(spec).model_validate(data)
-
-
-def with_replicas(desired: Desired, replicas: Mapping[str, int]) -> Desired:
-    """The same cluster with other numbers of workers, by group."""
-
-    def changed(group: Group) -> Group:
-        return replace(group, replicas=replicas.get(group.name, group.replicas))
-
-    shape = replace(desired.shape, workers=tuple(changed(group) for group in desired.shape.workers))
-    return replace(desired, shape=shape)
 
 
 def digest(content: Mapping[str, Any]) -> str:

@@ -15,22 +15,22 @@ GENERAL = (
     LogPattern(
         r"ModuleNotFoundError: No module named '?([\w.]+)",
         "the Python module {0} is missing",
-        "Add it to `environment.packages`; on Kubernetes you can also use an image that has it.",
+        "Add it to `environment.packages`, or use an image that has it.",
     ),
     LogPattern(
         "(?i)no space left on device",
         "the disk is full",
-        "Free some space; on Kubernetes, request more ephemeral-storage or mount a volume.",
+        "Free some space; for a container, request more ephemeral-storage or mount a volume.",
     ),
     LogPattern(
         r"(?i)read-only file system: '?([^'\s]+)",
         "{0} cannot be written",
-        "Make that path writable; on Kubernetes, mount a volume there.",
+        "Make that path writable; for a container, mount a volume there.",
     ),
     LogPattern(
         r"(?i)permission denied(?:: '?([^'\s]+))?",
         "it may not read or write {0}",
-        "Check the permissions of that path; on Kubernetes, set runAsUser and fsGroup, or mount a volume there.",
+        "Check the permissions of that path; for a container, set runAsUser and fsGroup, or mount a volume there.",
     ),
     LogPattern(
         "(?i)address already in use",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from oars.model import HEAD, Cause, Desired, Group, LoopState, Member, MemberId, MemberState, Observed, Role, View
 from oars.plan.decide import CRASH_LOOP, has_finished, is_ready
@@ -31,6 +32,14 @@ def status(
         namespace=desired.namespace,
         generation=desired.generation,
     )
+
+
+def failed(before: Status, cause: Cause, generation: int) -> Status:
+    """The status after a pass that failed. The last known one stays, for members keep running; but a status about an
+    older spec is not Ready."""
+    outdated = before.phase is Phase.READY and before.generation != generation
+    phase = Phase.DEGRADED if outdated else before.phase
+    return replace(before, phase=phase, reason=cause.reason, message=cause.message, generation=generation)
 
 
 def _group(group: Group, serving: list[MemberStatus]) -> GroupStatus:

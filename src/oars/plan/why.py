@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from oars.base.errors import OarsError
+from oars.base.text import command
 from oars.model import HEAD, Cause, Desired, Failure, Member, MemberId, MemberState, Observed, Retiring, Role, View
 from oars.plan.decide import CRASH_LOOP, has_finished, is_ready
 from oars.plan.logs import explain_log
 
 LINES = 8  # of a log, in an explanation
+LATE_SECONDS = 45.0  # after which a running worker that has not joined the head is reported
 
 _REASONS = {Role.HEAD: "HeadLost", Role.WORKER: "WorkerLost", Role.DRIVER: "DriverFailed"}
 
@@ -17,13 +20,25 @@ def explain(desired: Desired, observed: Observed, view: View) -> tuple[Cause, ..
     """All causes, the gravest first, and remarks last; empty when everything is ready."""
     if not desired.running:
         return (Cause("Stopping", "The cluster is being stopped."),) if observed.members else ()
+    workers = sum(group.replicas for group in desired.shape.workers[:1])
     return (
         *observed.causes,
         *_deaths(desired, observed, view),
-        *draining(desired.name, observed.state.retiring),
+        *draining(desired.name, desired.namespace, workers, observed.state.retiring),
+        *_unlisted(desired, observed, view),
         *_starting(observed, view),
         *observed.remarks,
     )
+
+
+def pass_failure(error: Exception, log: str = "the log") -> Cause:
+    """The cause for a pass that raised an error that the place does not explain; `log` is where its traceback is."""
+    if isinstance(error, OarsError | OSError):  # TimeoutError is an OSError
+        text, hint = (error.message, error.hint) if isinstance(error, OarsError) else (str(error), "")
+        detail = (text or type(error).__name__).rstrip(".")
+        return Cause("PassFailed", f"Could not reconcile the cluster: {detail}. Oars retries.", hint)
+    message = f"Unexpected error while reconciling: {type(error).__name__}: {error}. Oars retries."
+    return Cause("InternalError", message, f"This is a bug in Oars. Please report it, with {log}.")
 
 
 def _deaths(desired: Desired, observed: Observed, view: View) -> Iterable[Cause]:
@@ -73,16 +88,29 @@ def _meaning(desired: Desired, failure: Failure) -> tuple[str, str]:
     return (found.meaning, found.hint) if found else ("", "")
 
 
-def draining(cluster: str, retiring: Mapping[MemberId, Retiring]) -> Iterable[Cause]:
-    """What retiring workers wait for."""
+def draining(name: str, namespace: str, workers: int, retiring: Mapping[MemberId, Retiring]) -> Iterable[Cause]:
+    """What retiring workers wait for. `workers`: the number in the first group. Scaling to it with --force applies to
+    all groups."""
     for member, state in sorted(retiring.items()):
         if state.waits_for:
-            hint = f"It is removed when that is done. `oars scale {cluster} N --force` removes it now, with its data."
+            force = command("scale", name, str(workers), "--force", namespace=namespace)
+            hint = f"It is removed when that is done. `{force}` removes it now, with its data."
             yield Cause(
                 "Draining", f"{member} is kept until it is safe to remove: {state.waits_for}.", hint, (), (member,)
             )
         else:
             yield Cause("Draining", f"{member} hands over its data before it is removed.", members=(member,))
+
+
+def _unlisted(desired: Desired, observed: Observed, view: View) -> Iterable[Cause]:
+    """Workers that have run for long without joining the head."""
+    late = sorted(
+        m for m, seconds in view.unlisted.items() if seconds > LATE_SECONDS and m not in observed.state.retiring
+    )
+    if late:
+        log = command("logs", desired.name, late[0], namespace=desired.namespace)
+        message = f"The head does not list {_listed(late)}, which run. Each is replaced if that lasts."
+        yield Cause("NotJoined", message, f"See what it does: `{log}`.", (), tuple(late))
 
 
 def _starting(observed: Observed, view: View) -> Iterable[Cause]:

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oars.client.backend import ClusterHandle, Driver, ExecSession, Location, Progress, ignore, make_location
+from oars.client.backend import ClusterHandle, Location, Progress, make_location
 from oars.model import Cause
 from oars.places.report import Report
-from oars.service.clusters import Dashboard, Execution, Listing, Program, Service
+from oars.plan.changes import Change
+from oars.service.clusters import Applied, Dashboard, Execution, Listing, Outcome, Program, Service
 from oars.service.logs import LogLine, LogRequest
 
-if TYPE_CHECKING:  # loads pydantic
-    from oars.places.kube.render.changes import Change as Change
+if TYPE_CHECKING:  # load aiohttp and pydantic
+    from oars.client.cluster import AsyncCluster as AsyncCluster
+    from oars.kube.exec import ExecSession as ExecSession
 
 __all__ = [
+    "Applied",
     "Cause",
+    "Change",
     "ClusterHandle",
     "Dashboard",
-    "Driver",
-    "ExecSession",
     "Execution",
     "Listing",
     "Location",
     "LogLine",
     "LogRequest",
+    "Outcome",
     "Program",
     "Progress",
     "Report",
     "Service",
-    "ignore",
     "make_location",
 ]

@@ -5,33 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oars.base.errors import NotFound, OarsError, SpecError, TimedOut, UsageError
+from oars.base.errors import NotFound, OarsError, SpecError, StartFailed, TimedOut, UsageError
 from oars.client.backend import (
     Backend,
     ClusterHandle,
     Driver,
-    ExecSession,
     Location,
     Progress,
     SupportsCopy,
     SupportsExec,
     SupportsForward,
     ignore,
+    make_location,
 )
 from oars.client.backends import backend_for, backends, find_cluster
 from oars.client.handles import wait_ready
 from oars.places.report import Report
+from oars.plan.changes import Change, Effect
 from oars.service import logs
 from oars.service.logs import LogLine, LogRequest, unsupported
 from oars.spec.status import Status
 
 if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
-    from oars.places.kube.render.changes import Change
+    from oars.kube.exec import ExecSession
     from oars.spec.cluster import ClusterSpec
 
 FIND_SECONDS = 20.0  # for a backend to answer when a cluster is looked for
@@ -47,6 +49,21 @@ class Listing:
 
     statuses: Sequence[Status]
     problems: Mapping[str, str]
+
+
+class Outcome(StrEnum):
+    CREATED = "created"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What apply() did."""
+
+    outcome: Outcome
+    changes: Sequence[Change]
+    status: Status
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,12 @@ class Service:
         self.environ = environ
         self.location = location or Location()
 
+    def reference(self, name: str, namespace: str = "") -> str:
+        """The name of a cluster and the options with which an `oars` command finds it, for hints."""
+        at = self.location
+        options = {"--kubeconfig": at.kubeconfig, "--context": at.context, "-n": namespace or at.namespace}
+        return name + "".join(f" {option} {value}" for option, value in options.items() if value)
+
     # find and list
 
     @asynccontextmanager
@@ -97,7 +120,7 @@ class Service:
             hint = "Check that the API server responds: `kubectl get --raw /readyz`."
             if self.location.place is None:
                 message = f"There is no cluster {name!r} on this machine, and {message}"
-                hint = f"{hint} Use `--place local` for local clusters only."
+                hint = f"{hint} Set the place to 'local' to skip Kubernetes."
             raise TimedOut(message, hint) from None
         try:
             yield handle
@@ -155,11 +178,9 @@ class Service:
         """A cluster that is not started yet."""
         from oars.client.cluster import AsyncCluster
 
-        at = self.location
         return AsyncCluster(
-            spec, name=name, timeout=timeout, progress=progress, tied=tied, modules=modules, place=at.place,
-            context=at.context, namespace=at.namespace, kubeconfig=at.kubeconfig, mode=at.mode,
-        )  # fmt: skip
+            spec, name=name, timeout=timeout, progress=progress, tied=tied, modules=modules, **asdict(self.location)
+        )
 
     async def create(
         self,
@@ -172,7 +193,11 @@ class Service:
     ) -> Status:
         """Create a cluster that outlives this process, and wait until it is ready. If that fails, remove it again."""
         cluster = self.new(name, spec, timeout=timeout, progress=progress, modules=modules)
-        await cluster.start()
+        try:
+            await cluster.start()
+        except (StartFailed, TimedOut) as error:
+            error.hint = f"{error.hint} Cluster {name!r} was removed again.".strip()
+            raise
         try:
             return await cluster.status()
         except asyncio.CancelledError:
@@ -183,44 +208,51 @@ class Service:
 
     async def diff(self, name: str, spec: ClusterSpec) -> Sequence[Change]:
         """What apply() would change; empty if nothing."""
-        from oars.places.kube.render.changes import Change, Effect
-
         try:
             async with self._at(name, spec).cluster(name) as handle:
                 return await handle.diff(spec)
         except NotFound:
-            groups = ", ".join(f"{group.name} {group.replicas}" for group in spec.workers)
-            return (Change(Effect.ADDED, f"Cluster {name!r} is new, with a head and workers: {groups}."),)
+            return (_new_cluster(name, spec),)
 
-    async def apply(
+    async def apply(  # noqa: PLR0913 (all but two are keywords)
         self,
         name: str,
         spec: ClusterSpec,
         *,
-        timeout: float,  # noqa: ASYNC109 (the change stays when it ends)
         force: bool = False,
+        modules: str | None = None,
+        timeout: float,  # noqa: ASYNC109 (a change stays when it ends)
         progress: Progress = ignore,
-        on_changes: Callable[[Sequence[Change]], None] = lambda _: None,
-    ) -> Status | None:
-        """Change a cluster to this spec and wait until it matches. `on_changes` gets the diff first. None: there is no
-        such cluster, create() it. Raises SpecError if the cluster cannot be changed to this spec."""
+        on_changes: Callable[[Outcome, Sequence[Change]], None] = lambda outcome, changes: None,
+    ) -> Applied:
+        """Create the cluster, or change it to this spec, and wait until it matches. `on_changes` is called before
+        anything changes. force: do not drain workers. modules: as for create(). Raises SpecError if the cluster cannot
+        be changed to this spec."""
+        service = self._at(name, spec)
         try:
-            async with self._at(name, spec).cluster(name) as handle:
+            async with service.cluster(name) as handle:
                 changes = await handle.diff(spec)
-                _check_allowed(name, changes)
+                _check_allowed(changes, self.reference(name, handle.namespace))
                 if changes:
-                    on_changes(changes)
+                    on_changes(Outcome.CHANGED, changes)
                     await handle.apply(spec, force=force)
-                return await wait_ready(handle, None, timeout, progress)
+                status = await wait_ready(handle, None, timeout, progress)
+                return Applied(Outcome.CHANGED if changes else Outcome.UNCHANGED, changes, status)
         except NotFound:
-            return None
+            changes = (_new_cluster(name, spec),)
+        on_changes(Outcome.CREATED, changes)
+        status = await service.create(name, spec, timeout=timeout, progress=progress, modules=modules)
+        return Applied(Outcome.CREATED, changes, status)
 
     def _at(self, name: str, spec: ClusterSpec) -> Service:
-        """Where the cluster of this spec is. A spec that says local may just be the default."""
-        namespace = spec.namespace_for(name, self.location.namespace)
-        is_remote = spec.place == "kubernetes" or bool(namespace)
-        place = self.location.place or ("kubernetes" if is_remote else None)
-        return Service(self.environ, replace(self.location, place=place, namespace=namespace))
+        """The service for the location of a spec. The default place may stand for "not mentioned"; such a cluster is
+        looked for everywhere, unless it has a namespace."""
+        default = type(spec).model_fields["place"].default
+        location = {**asdict(self.location), "namespace": spec.namespace_for(name, self.location.namespace)}
+        if self.location.place is None and spec.place != default:
+            location["place"] = spec.place
+        is_chosen = location["place"] is not None
+        return Service(self.environ, Location(**location) if is_chosen else make_location(str, **location))
 
     async def scale(
         self,
@@ -249,10 +281,10 @@ class Service:
                 async with self.cluster(name, leftovers=True) as handle:
                     if await handle.stop(timeout):
                         return None
+                    hint = f"It continues to stop; run `oars why {self.reference(name, handle.namespace)}`."
+                    return TimedOut(f"Cluster {name!r} did not stop within {timeout:.0f} s.", hint)
             except OarsError as error:
                 return error
-            hint = f"It continues to stop; run `oars why {name}`."
-            return TimedOut(f"Cluster {name!r} did not stop within {timeout:.0f} s.", hint)
 
         wanted = list(dict.fromkeys(names))
         return dict(zip(wanted, await asyncio.gather(*map(stop_one, wanted)), strict=True))
@@ -285,14 +317,14 @@ class Service:
         """Run a command that can connect to the cluster: in a member if the cluster supports it, else (or if `local`)
         on this machine. Without a command: Python with the client connected, `interactive` or reading from stdin."""
         if local and (member or container):
-            option = "--member" if member else "--container"
-            raise UsageError(f"--local and {option} contradict each other.", f"Omit --local or {option}.")
+            message = "A command cannot run on this machine and in a container."
+            raise UsageError(message, "Omit `local`, or omit the member and the container.")
         async with self.cluster(name) as handle:
             if isinstance(handle, SupportsExec) and not local:
                 yield Execution(await handle.exec(command, member or "head", container, tty=tty))
                 return
             if member or container:
-                raise unsupported(handle, "there are no containers to run in", "Omit --member and --container.")
+                raise unsupported(handle, "there are no containers to run in", "Omit the member and the container.")
             await handle.report()  # starts the keeper if it died, and fails early
             await handle.open()
             needs_connection = isinstance(handle, SupportsForward)
@@ -303,14 +335,14 @@ class Service:
     ) -> None:
         """Copy a file or directory of this machine into a member."""
         async with self.cluster(name) as handle:
-            await _copying(handle).copy_to(source, target, member, container)
+            await _require_copy(handle).copy_to(source, target, member, container)
 
     async def copy_from(
         self, name: str, source: str, target: Path, *, member: str = "head", container: str | None = None
     ) -> None:
         """Copy a file or directory of a member to this machine."""
         async with self.cluster(name) as handle:
-            await _copying(handle).copy_from(source, target, member, container)
+            await _require_copy(handle).copy_from(source, target, member, container)
 
     @asynccontextmanager
     async def forward_dashboard(self, name: str, port: int | None = None) -> AsyncIterator[Dashboard]:
@@ -322,7 +354,7 @@ class Service:
                     yield Dashboard(url, secret, True, handle.namespace)
                 return
             if port is not None:
-                raise unsupported(handle, "its dashboard is not forwarded", "Omit --port.")
+                raise unsupported(handle, "its dashboard is not forwarded", "Omit the port.")
             await handle.report()  # starts the keeper if it died, and fails early
             access = handle.access()
             if not access.dashboard:
@@ -353,12 +385,15 @@ async def _list_status(handle: ClusterHandle) -> Status | None:
         return handle.fallback_status(error.message)
 
 
-def _check_allowed(name: str, changes: Sequence[Change]) -> None:
-    from oars.places.kube.render.changes import Effect
+def _new_cluster(name: str, spec: ClusterSpec) -> Change:
+    groups = ", ".join(f"{group.name} {group.replicas}" for group in spec.workers)
+    return Change(Effect.ADDED, f"Cluster {name!r} is new, with a head and workers: {groups}.")
 
+
+def _check_allowed(changes: Sequence[Change], reference: str) -> None:
     refused = [change for change in changes if change.effect is Effect.REFUSED]
     if refused:
-        hint = f"Remove the cluster with `oars down {name}` and create it again, or choose another name."
+        hint = f"Remove the cluster with `oars down {reference}` and create it again, or choose another name."
         raise SpecError(refused[0].message, hint, tuple(line for change in refused for line in change.lines))
 
 
@@ -372,7 +407,7 @@ def _program(driver: Driver, command: Sequence[str], interactive: bool, needs_co
     return Program(argv, env, needs_connection)
 
 
-def _copying(handle: ClusterHandle) -> SupportsCopy:
+def _require_copy(handle: ClusterHandle) -> SupportsCopy:
     if not isinstance(handle, SupportsCopy):
         raise unsupported(handle, "there are no containers to copy from", "Use `cp`.")
     return handle

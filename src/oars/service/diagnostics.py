@@ -18,7 +18,7 @@ from oars import engines
 from oars.base.errors import OarsError
 from oars.base.settings import Settings
 from oars.client.local import UNREADABLE, LocalBackend, total_memory
-from oars.envs import scan
+from oars.envs import program, scan
 from oars.places.local.process import CLUSTER, MARK, all_pids, boot_id, environment_of
 from oars.places.local.store import ClusterDir
 from oars.spec.cluster import ClusterSpec
@@ -80,12 +80,7 @@ def _python() -> Finding:
 
 
 def _uv() -> Finding:
-    try:
-        from uv import find_uv_bin
-
-        path: str | None = str(find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        path = shutil.which("uv")
+    path = program.find_uv()
     if path is None:
         return Finding("warn", "uv", "Not found; environments for engines cannot be built.", "Run `pip install uv`.")
     return Finding("ok", "uv", path)
@@ -121,14 +116,19 @@ def _disk(path: Path) -> Finding:
 
 def _shared_memory(path: Path) -> Finding:
     if not path.is_dir():
-        hint = "Mount a tmpfs there; Ray and Mars store objects in it."
+        hint = f"Mount a tmpfs there; {_users_of_shared_memory()} store objects in it."
         return Finding("warn", "shared memory", f"{path} is missing.", hint)
     usage = shutil.disk_usage(path)
     found = f"{path} has {show_memory(usage.free)} free of {show_memory(usage.total)}"
     if usage.free < MIN_SHM:
-        hint = "Enlarge it (in a container: --shm-size); Ray and Mars store objects in it."
+        hint = f"Enlarge it (in a container: --shm-size); {_users_of_shared_memory()} store objects in it."
         return Finding("warn", "shared memory", f"{found}.", hint)
     return Finding("ok", "shared memory", found)
+
+
+def _users_of_shared_memory() -> str:
+    names = [name for name in engines.BUILT_IN if engines.get(name).footprint.shared_memory]
+    return " and ".join(name.capitalize() for name in names)
 
 
 def _memory(path: Path) -> Finding:
@@ -197,7 +197,7 @@ def _cluster(directory: ClusterDir) -> Finding | None:
     try:
         record, report = directory.read(), directory.read_report()
     except UNREADABLE as error:
-        return Finding("fail", check, f"Its record cannot be read: {error}.", f"Remove {directory.path}.")
+        return Finding("fail", check, f"Its record cannot be read: {error}.", f"Run `oars down {name}`.")
     if record.boot != boot_id():
         return Finding("warn", check, "It ended when the machine restarted.", f"Run `oars down {name}`.")
     if not directory.has_keeper:

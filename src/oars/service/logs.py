@@ -8,14 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from oars.base.errors import NotFound, OarsError, UsageError
-from oars.client.backend import (
-    ClusterHandle,
-    LogOptions,
-    Progress,
-    SupportsContainers,
-    check_container,
-    check_member,
-)
+from oars.client.backend import ClusterHandle, LogOptions, Progress, SupportsContainers, check_container, check_member
 
 POLL_SECONDS = 1.0  # between looks for new members
 REPEAT_SECONDS = 60.0  # before the same message is reported again
@@ -40,12 +33,7 @@ class LogLine:
     line: str
 
 
-@dataclass(frozen=True)
-class _End:
-    error: Exception | None
-
-
-Queue = asyncio.Queue[LogLine | _End]
+Queue = asyncio.Queue[LogLine | Exception | None]  # None: the cluster is gone
 
 
 def unsupported(handle: ClusterHandle, reason: str, hint: str) -> UsageError:
@@ -60,7 +48,7 @@ async def members(handle: ClusterHandle, request: LogRequest) -> Sequence[str]:
         check_member(handle.name, request.member, list(listed))
     if request.container is not None:
         if not isinstance(handle, SupportsContainers):
-            raise unsupported(handle, "its members have no containers", "Omit --container.")
+            raise unsupported(handle, "its members have no containers", "Omit the container.")
         searched = [listed[request.member]] if request.member else listed.values()
         check_container(request.container, [container for each in searched for container in each])
     return _matching(listed, request)
@@ -102,10 +90,10 @@ async def follow(handle: ClusterHandle, request: LogRequest, on_trouble: Progres
     queue: Queue = asyncio.Queue(MAX_QUEUED_LINES)
     following = asyncio.create_task(_follow_all(handle, request, Deduplicated(on_trouble), queue))
     try:
-        while not isinstance(item := await queue.get(), _End):
+        while (item := await queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
             yield item
-        if item.error is not None:
-            raise item.error
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -114,7 +102,7 @@ async def follow(handle: ClusterHandle, request: LogRequest, on_trouble: Progres
 async def _follow_all(handle: ClusterHandle, request: LogRequest, on_trouble: Progress, queue: Queue) -> None:
     options = LogOptions(follow=True, tail=request.tail, container=request.container or "", on_trouble=on_trouble)
     tasks: dict[str, asyncio.Task[None]] = {}
-    error: Exception | None = None
+    end: Exception | None = None
 
     async def follow_member(member: str) -> None:
         async for text in handle.logs(member, options):
@@ -129,12 +117,12 @@ async def _follow_all(handle: ClusterHandle, request: LogRequest, on_trouble: Pr
             for member in [member for member, task in tasks.items() if task.done()]:
                 tasks.pop(member).result()
     except Exception as raised:  # noqa: BLE001 (passed on to the reader)
-        error = raised
+        end = raised
     finally:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-    await queue.put(_End(error))
+    await queue.put(end)
 
 
 async def _current_members(handle: ClusterHandle, request: LogRequest) -> Sequence[str] | None:

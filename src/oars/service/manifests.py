@@ -8,7 +8,6 @@ from typing import Any
 
 from oars import engines
 from oars.client.cluster import checked_name
-from oars.model import Desired
 from oars.places.kube import names
 from oars.places.kube.render import objects as rendering
 from oars.places.kube.render.defaults import DEFAULTS
@@ -37,22 +36,17 @@ def render(
     chosen = spec.namespace_for(checked_name(name), namespace)
     # Without a controller the helper has no peer.
     cluster = replace(build(name, spec, engines.get(spec.engine), DEFAULTS, namespace=chosen or ""), helper=False)
-    found = _objects(cluster, secrets)
-    if not chosen:
-        for obj in found:
-            del obj["metadata"]["namespace"]
-    return Rendered(name, found, names.root(name) if secret_files(cluster.shape) else "")
-
-
-def _objects(cluster: Desired, secrets: str) -> list[dict[str, Any]]:
-    secret: list[dict[str, Any]] = []
-    wanted = secret_files(cluster.shape) if secrets != "reference" else ()
-    if wanted:
+    files = secret_files(cluster.shape)
+    objects: list[dict[str, Any]] = []
+    if files and secrets != "reference":
         made = make_secrets(cluster.name, cluster.shape.secrets)
         # Running members use the first content, so applying another one must fail.
-        secret = [{**rendering.secret(cluster, {key: made[key] for key in wanted}), "immutable": True}]
-    if secrets == "only":
-        return secret
-    rest = rendering.manifests(cluster)
-    first = 1 if cluster.create_namespace else 0
-    return [*rest[:first], *secret, *rest[first:]]
+        objects.append({**rendering.secret(cluster, {key: made[key] for key in files}), "immutable": True})
+    if secrets != "only":
+        rest = rendering.manifests(cluster)
+        first = 1 if cluster.create_namespace else 0
+        objects = [*rest[:first], *objects, *rest[first:]]
+    if not chosen:
+        for obj in objects:
+            del obj["metadata"]["namespace"]
+    return Rendered(name, objects, names.root(name) if files else "")

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from oars import engines
+from oars.client.cluster import generate_name
 from oars.spec import load
 from oars.spec.load import Manifest
 
+__all__ = ["Manifest", "from_data", "from_file", "from_text", "generate_name"]
 
-def from_text(content: str, source: str, sets: Sequence[str], overrides: Mapping[str, Any]) -> Manifest:
-    return load.load_text(content, source, sets, overrides, engines.option_model)
-
-
-def from_file(path: Path, sets: Sequence[str], overrides: Mapping[str, Any]) -> Manifest:
-    return load.load_file(path, sets, overrides, engines.option_model)
-
-
-def from_options(sets: Sequence[str], overrides: Mapping[str, Any]) -> Manifest:
-    return load.build({}, sets, overrides, engines.option_model)
+from_text = partial(load.load_text, option_model=engines.option_model)
+from_file = partial(load.load_file, option_model=engines.option_model)
+from_data = partial(load.build, option_model=engines.option_model)

@@ -28,23 +28,27 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 Memory = Annotated[int, BeforeValidator(resources.memory)]
 Cpu = Annotated[float, BeforeValidator(resources.cpu)]
 Duration = Annotated[float, BeforeValidator(resources.duration)]
+Burst = Annotated[
+    bool, Field(description="Kubernetes: request cpu without a limit, so that idle processors are used too.")
+]
+PodTemplate = Annotated[
+    dict[str, Any], Field(description="Kubernetes: a PodTemplateSpec that is merged over the generated one.")
+]
 
 
 def check_name(value: str, what: str = "name") -> str:
     """Names become parts of DNS names, file names and labels."""
     if not _DNS_LABEL.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a valid {what}; use at most 53 lowercase letters, digits and '-', starting with a letter"
-        )
+        rule = "use at most 53 lowercase letters, digits and '-', starting with a letter"
+        raise ValueError(f"{value!r} is not a valid {what}; {rule}")
     return value
 
 
 def check_namespace(value: str) -> str:
     """The rules of Kubernetes: Oars may not have created the namespace."""
     if not _NAMESPACE.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a valid namespace; use at most 63 lowercase letters, digits and '-', no '-' at the ends"
-        )
+        rule = "use at most 63 lowercase letters, digits and '-', no '-' at the ends"
+        raise ValueError(f"{value!r} is not a valid namespace; {rule}")
     return value
 
 
@@ -75,17 +79,13 @@ class Environment(Part):
 
 
 class Head(Part):
-    """The scheduler, GCS or supervisor."""
+    """The process that coordinates the workers."""
 
     cpu: Cpu = Field(default=1.0, description="Processors of the head.")
     memory: Memory | None = Field(default=None, description="Memory of the head.")
-    burst: bool = Field(
-        default=False, description="Kubernetes: request cpu without a limit, so that idle processors are used too."
-    )
+    burst: Burst = False
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the head.")
-    pod: dict[str, Any] = Field(
-        default_factory=dict, description="Kubernetes: a PodTemplateSpec that is merged over the generated one."
-    )
+    pod: PodTemplate = Field(default_factory=dict)
 
 
 class WorkerGroup(Part):
@@ -95,18 +95,16 @@ class WorkerGroup(Part):
     replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, strict=True, description="Number of workers.")
     cpu: Cpu = Field(default=1.0, description="Processors of each worker.")
     memory: Memory | None = Field(default=None, description="Memory of each worker.")
-    burst: bool = Field(
-        default=False, description="Kubernetes: request cpu without a limit, so that idle processors are used too."
-    )
+    burst: Burst = False
     gpu: int = Field(default=0, ge=0, le=1024, description="GPUs of each worker.")
     resources: dict[str, float] = Field(
-        default_factory=dict, description="Resources for the engine's scheduler (Dask and Ray)."
+        default_factory=dict, description="Amounts of named resources of each worker, if the engine schedules by them."
     )
-    labels: dict[str, str] = Field(default_factory=dict, description="Labels for the engine's scheduler (Ray).")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Labels of each worker, if the engine schedules by them."
+    )
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of each worker.")
-    pod: dict[str, Any] = Field(
-        default_factory=dict, description="Kubernetes: a PodTemplateSpec that is merged over the generated one."
-    )
+    pod: PodTemplate = Field(default_factory=dict)
 
     @field_validator("name")
     @classmethod
@@ -171,8 +169,8 @@ class Lifetime(Part):
 class ClusterSpec(Part):
     """The desired state of a cluster."""
 
-    engine: str = Field(description="dask, ray, mars, or an installed plug-in.")
-    place: str = Field(default="local", description="Where the cluster runs.")
+    engine: str = Field(description="Name of a built-in or an installed engine, such as dask.")
+    place: str = Field(default="local", description="Where the cluster runs: local or kubernetes.")
     image: str | None = Field(default=None, description="Kubernetes: the image of all pods.")
     environment: Environment = Field(default_factory=Environment)
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every member.")

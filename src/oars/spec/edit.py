@@ -24,7 +24,7 @@ def apply_set(assignment: str, spec: dict[str, Any], places: dict[Loc, str]) -> 
     if loc == ("workers",) and _is_count(value):
         _set_count(spec, value)
     elif loc[0] == "workers" and len(loc) > 1:
-        spec["workers"] = _groups(spec.get("workers"))
+        spec["workers"] = _groups(spec)
         loc = ("workers", _group_index(spec["workers"], loc[1], assignment), *loc[2:])
         _assign(spec, loc, value, assignment)
         if loc == ("workers", 0, "replicas"):
@@ -32,9 +32,10 @@ def apply_set(assignment: str, spec: dict[str, Any], places: dict[Loc, str]) -> 
     else:
         _assign(spec, loc, value, assignment)
         if loc == ("replicas",) and "workers" in spec:
-            spec["workers"] = _without_count(_groups(spec["workers"]))
-    _delete_places(places, ("spec", *loc))
-    places[("spec", *loc)] = f"--set {assignment}"
+            spec["workers"] = groups = _groups(spec)
+            if isinstance(groups, list) and groups and isinstance(groups[0], dict):
+                groups[0].pop("replicas", None)  # that of the cluster replaces it
+    _set_place(places, ("spec", *loc), f"--set {assignment}")
 
 
 def apply_overrides(overrides: Mapping[str, Any], spec: dict[str, Any], places: dict[Loc, str]) -> None:
@@ -44,65 +45,53 @@ def apply_overrides(overrides: Mapping[str, Any], spec: dict[str, Any], places: 
             raise SpecError(f"Unknown option {name!r}.{suggest(name, OVERRIDES)}", f"Options: {', '.join(OVERRIDES)}.")
         if value is not None:
             for loc in _apply_override(name, value, spec):
-                _delete_places(places, loc)
-                places[loc] = ""
+                _set_place(places, ("spec", *loc), "")
 
 
 def _apply_override(name: str, value: Any, spec: dict[str, Any]) -> list[Loc]:
     """Apply one override. Returns the changed paths."""
     if name == "workers" and _is_count(value):
-        return _set_count(spec, value)
+        _set_count(spec, value)
+        return [("workers", 0, "replicas")]
     if name in ("cpu", "memory"):
-        return _set_all(spec, name, value)
+        spec["workers"] = groups = _groups(spec)
+        entries = list(enumerate(groups)) if isinstance(groups, list) else []
+        chosen = [(index, group) for index, group in entries if isinstance(group, dict)]
+        for _, group in chosen:
+            group[name] = value
+        return [("workers", index, name) for index, _ in chosen]
     if name == "packages":
         return _add_packages(spec, value)
     spec[name] = value
-    return [("spec", name)]
+    return [(name,)]
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _without_count(groups: Any) -> Any:
-    """The groups, the first one without `replicas`: that of the cluster replaces it."""
-    if not isinstance(groups, list) or not groups or not isinstance(groups[0], dict):
-        return groups
-    return [{key: value for key, value in groups[0].items() if key != "replicas"}, *groups[1:]]
-
-
-def _set_count(spec: dict[str, Any], count: int) -> list[Loc]:
+def _set_count(spec: dict[str, Any], count: int) -> None:
     spec.pop("replicas", None)
-    groups = _groups(spec.get("workers"))
+    groups = _groups(spec)
     if isinstance(groups, list):
         groups[:1] = [{**(groups[0] if groups and isinstance(groups[0], dict) else {}), "replicas": count}]
         spec["workers"] = groups
-    return [("spec", "workers", 0, "replicas")]
-
-
-def _set_all(spec: dict[str, Any], name: str, value: Any) -> list[Loc]:
-    spec["workers"] = groups = _groups(spec.get("workers"))
-    chosen = (
-        [index for index, group in enumerate(groups) if isinstance(group, dict)] if isinstance(groups, list) else []
-    )
-    for index in chosen:
-        groups[index][name] = value
-    return [("spec", "workers", index, name) for index in chosen]
 
 
 def _add_packages(spec: dict[str, Any], packages: Any) -> list[Loc]:
-    environment = spec.setdefault("environment", {})
     if not isinstance(packages, list | tuple):
         raise SpecError("packages must be a list of requirements.", "For example packages=['pandas', 'numpy>=2'].")
+    environment = spec.setdefault("environment", {})
     if isinstance(environment, dict) and isinstance(environment.setdefault("packages", []), list):
         first = len(environment["packages"])
         environment["packages"] += packages
-        return [("spec", "environment", "packages", first + index) for index in range(len(packages))]
+        return [("environment", "packages", first + index) for index in range(len(packages))]
     return []
 
 
-def _groups(workers: Any) -> Any:
+def _groups(spec: Mapping[str, Any]) -> Any:
     """`workers` as a list of groups; invalid values are left for the validation."""
+    workers = spec.get("workers")
     if workers is None:
         return [{}]
     return [{"replicas": workers}] if _is_count(workers) else workers
@@ -139,30 +128,20 @@ def _group_index(groups: Any, wanted: str | int, assignment: str) -> int:
 
 
 def _assign(target: Any, loc: Loc, value: Any, assignment: str) -> None:
-    for depth, part in enumerate(loc[:-1]):
-        _check_container(target, part, loc[:depth], assignment)
-        part = _key(target, part)
-        fresh: Any = {} if isinstance(loc[depth + 1], str) else []
-        if isinstance(target, dict) and target.get(part) is None:
-            target[part] = fresh
-        elif isinstance(target, list) and part == len(target):
-            target.append(fresh)
-        target = target[part]
-    _check_container(target, loc[-1], loc[:-1], assignment)
-    key = _key(target, loc[-1])
-    if isinstance(target, list) and key == len(target):
-        target.append(value)
-    else:
-        target[key] = value
+    """Set the value at a path. Missing mappings and lists on the way are created."""
+    for depth, part in enumerate(loc):
+        key = _key(target, part, loc[:depth], assignment)
+        is_last = depth == len(loc) - 1
+        new: Any = value if is_last else {} if isinstance(loc[depth + 1], str) else []
+        if isinstance(target, list) and key == len(target):
+            target.append(new)
+        elif is_last or (isinstance(target, dict) and target.get(key) is None):
+            target[key] = new
+        target = target[key]
 
 
-def _key(target: Any, part: Any) -> Any:
-    """The key in the target: object_store_memory refers to an existing objectStoreMemory."""
-    spelled = to_camel(part) if isinstance(target, dict) and isinstance(part, str) else part
-    return spelled if isinstance(target, dict) and spelled in target else part
-
-
-def _check_container(target: Any, part: str | int, loc: Loc, assignment: str) -> None:
+def _key(target: Any, part: str | int, loc: Loc, assignment: str) -> Any:
+    """The key or index in the target: object_store_memory refers to an existing objectStoreMemory."""
     where = path(("spec", *loc))
     if isinstance(part, str) and not isinstance(target, dict):
         sentence = f"{where} is not a mapping, so it has no {part!r}"
@@ -171,11 +150,12 @@ def _check_container(target: Any, part: str | int, loc: Loc, assignment: str) ->
     elif isinstance(part, int) and part > len(target):
         sentence = f"{where} has {len(target)} entries, so it has no [{part}]"
     else:
-        return
+        return to_camel(part) if isinstance(part, str) and to_camel(part) in target else part
     raise SpecError(f"--set {assignment}: {sentence}.", "Correct the path, or set the whole value.")
 
 
-def _delete_places(places: dict[Loc, str], loc: Loc) -> None:
-    """Delete the positions of values that were replaced."""
+def _set_place(places: dict[Loc, str], loc: Loc, place: str) -> None:
+    """Replace the positions of a value and of what is below it."""
     for known in [known for known in places if known[: len(loc)] == loc]:
         del places[known]
+    places[loc] = place

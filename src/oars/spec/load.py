@@ -11,14 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from oars.base.errors import Denied, NotFound, SpecError
-from oars.base.text import suggest
 from oars.spec import edit, resources, text
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, check_name
 from oars.spec.options import OptionModel, check_blocks
-from oars.spec.problems import Problem, in_plain, in_spec, raise_for, unknown
+from oars.spec.problems import Problem, in_block, in_plain, raise_for, unknown
 from oars.spec.text import Loc
-
-__all__ = ["Manifest", "build", "dump", "load_file", "load_text", "suggest"]
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 _TOP = ("apiVersion", "kind", "metadata", "spec")
@@ -120,30 +117,31 @@ def _finish(
     problems += _move_namespace(data, spec)
     raise_for(in_plain(spec, ("spec",)), places)
     block_problems = check_blocks(spec, option_model) if option_model else []
-    checked = _validate(spec, problems)
-    problems += block_problems
-    raise_for(problems, places)
+    checked: ClusterSpec | None = None
+    try:
+        checked = ClusterSpec.model_validate(spec)
+        # Text that was parsed as a number may be nan.
+        problems += in_plain(checked.model_dump(by_alias=True), ("spec",))
+    except ValidationError as error:
+        problems += in_block(error, spec, ClusterSpec, ("spec",))
+    except (ArithmeticError, RecursionError):
+        problems.append(Problem(("spec",), "contains a number that is too large"))
+    raise_for([*problems, *block_problems], places)
     assert checked is not None
     return Manifest(data.get("metadata", {}).get("name"), checked)
 
 
 def _check_header(data: Mapping[str, Any], places: Mapping[Loc, str]) -> None:
     """Raise for the first error that makes the rest of the file meaningless."""
-    kind, version = data.get("kind"), data.get("apiVersion")
-    if kind == "ComputeJob":
-        problem = Problem(("kind",), "ComputeJob is not supported yet", f"Write a {KIND}.")
-    elif version != API_VERSION:
-        found = f"is {str(version)[:60]!r}" if "apiVersion" in data else "is missing"
-        problem = Problem(("apiVersion",), f"{found}; it must be {API_VERSION}", _HEADER_HINT)
-    elif kind != KIND:
-        found = f"is {str(kind)[:60]!r}" if "kind" in data else "is missing"
-        problem = Problem(("kind",), f"{found}; it must be {KIND}", _HEADER_HINT)
-    elif not isinstance(data.get("spec"), Mapping):
+    if data.get("kind") == "ComputeJob":
+        raise_for([Problem(("kind",), "ComputeJob is not supported yet", f"Write a {KIND}.")], places)
+    for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if data.get(field) != expected:
+            found = f"is {str(data[field])[:60]!r}" if field in data else "is missing"
+            raise_for([Problem((field,), f"{found}; it must be {expected}", _HEADER_HINT)], places)
+    if not isinstance(data.get("spec"), Mapping):
         found = "must be a mapping of fields" if "spec" in data else "is missing"
-        problem = Problem(("spec",), found, "Add at least the engine: `spec: {engine: dask}`.")
-    else:
-        return
-    raise_for([problem], places)
+        raise_for([Problem(("spec",), found, "Add at least the engine: `spec: {engine: dask}`.")], places)
 
 
 def _header_problems(data: Mapping[str, Any]) -> list[Problem]:
@@ -154,12 +152,13 @@ def _header_problems(data: Mapping[str, Any]) -> list[Problem]:
         return [*problems, Problem(("metadata",), "must be a mapping with the name of the cluster")]
     problems += [unknown(("metadata", key), _METADATA) for key in metadata if key not in _METADATA]
     name = metadata.get("name")
-    try:
-        if name is not None:
-            check_name(str(name) if isinstance(name, str) else "")
-    except ValueError as error:
-        sentence = str(error) if isinstance(name, str) else "must be text; put it in quotes"
-        problems.append(Problem(("metadata", "name"), sentence))
+    if name is not None and not isinstance(name, str):
+        problems.append(Problem(("metadata", "name"), "must be text; put it in quotes"))
+    elif name is not None:
+        try:
+            check_name(name)
+        except ValueError as error:
+            problems.append(Problem(("metadata", "name"), str(error)))
     return problems
 
 
@@ -174,20 +173,6 @@ def _move_namespace(data: Mapping[str, Any], spec: dict[str, Any]) -> list[Probl
         return [Problem(("metadata", "namespace"), sentence)]
     spec["namespace"] = {**block, "name": namespace}
     return []
-
-
-def _validate(spec: dict[str, Any], problems: list[Problem]) -> ClusterSpec | None:
-    """The validated spec, or None; adds to the problems."""
-    try:
-        checked = ClusterSpec.model_validate(spec)
-    except ValidationError as error:
-        problems += in_spec(error, spec)
-        return None
-    except (ArithmeticError, RecursionError):
-        problems.append(Problem(("spec",), "contains a number that is too large"))
-        return None
-    problems += in_plain(checked.model_dump(by_alias=True), ("spec",))  # text that was parsed as a number may be nan
-    return checked
 
 
 def _copy(value: Any) -> Any:

@@ -5,7 +5,7 @@ know engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -35,7 +35,10 @@ def check_blocks(spec: dict[str, Any], option_model: OptionModel) -> list[Proble
     A spec may have blocks for other engines; they are checked and deleted."""
     problems: list[Problem] = []
     engine = spec.get("engine")
-    for name, model in list(_models(spec, option_model)):
+    for name in sorted(spec.keys() - _field_names()):
+        model = option_model(name)
+        if model is None:
+            continue
         block = spec.pop(name)
         try:
             options = model.model_validate(block)
@@ -70,13 +73,6 @@ def _normalized(options: Part) -> dict[str, Any]:
 def _is_memory(annotation: Any) -> bool:
     inner = get_args(annotation)
     return any(getattr(each, "func", None) is resources.memory or _is_memory(each) for each in inner)
-
-
-def _models(spec: dict[str, Any], option_model: OptionModel) -> Iterator[tuple[str, type[Part]]]:
-    for name in sorted(spec.keys() - _field_names()):
-        model = option_model(name)
-        if model is not None:
-            yield name, model
 
 
 def _field_names() -> set[str]:

@@ -90,20 +90,18 @@ def in_plain(value: object, loc: Loc) -> list[Problem]:
         sentence = _plain_problem(value)
         if sentence or len(loc) > MAX_DEPTH:
             return [Problem(loc, sentence or f"is nested more than {MAX_DEPTH} levels deep")]
-        for key, child in _children(value):
-            if not isinstance(key, str | int) or (isinstance(value, Mapping) and not isinstance(key, str)):
-                return [Problem(loc, f"has the key {_show(key)}, which is not text; put it in quotes")]
-            pending.append((child, (*loc, key)))
+        if isinstance(value, Mapping):
+            for key in value:
+                if not isinstance(key, str):
+                    return [Problem(loc, f"has the key {_show(key)}, which is not text; put it in quotes")]
+            pending += [(child, (*loc, key)) for key, child in value.items()]
+        elif isinstance(value, list | tuple):
+            pending += [(child, (*loc, index)) for index, child in enumerate(value)]
     return [Problem((), f"the spec has more than {MAX_VALUES} values")]
 
 
-def in_spec(error: ValidationError, spec: Mapping[str, Any]) -> list[Problem]:
-    """pydantic's errors as problems; paths as the user wrote them."""
-    return in_block(error, spec, ClusterSpec, ("spec",))
-
-
 def in_block(error: ValidationError, block: Any, model: type[BaseModel], loc: Loc) -> list[Problem]:
-    """The same for the block at `loc`, which has its own model."""
+    """pydantic's errors in the block at `loc` as problems; paths as the user wrote them."""
     return [_translated(dict(found), block, model, loc) for found in error.errors(include_url=False)]
 
 
@@ -139,12 +137,6 @@ def _plain_problem(value: object) -> str:
     return f"must be text, a number, true, false, a list or a mapping, not {type(value).__name__}"
 
 
-def _children(value: object) -> Iterable[tuple[object, object]]:
-    if isinstance(value, Mapping):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) else ()
-
-
 def _translated(found: dict[str, Any], block: Any, model: type[BaseModel], at: Loc) -> Problem:
     kind, value = found["type"], found["input"]
     inner = _as_written(found["loc"], block)
@@ -156,7 +148,9 @@ def _translated(found: dict[str, Any], block: Any, model: type[BaseModel], at: L
         own = {str(block["engine"])} if is_top and "engine" in block else set()
         return unknown(loc, {*fields(_model_at(model, inner[:-1])), *own})
     if kind == "missing":
-        return Problem(loc, "is missing", f"Add it: {_description(model, inner)}")
+        infos = _model_at(model, inner[:-1]).model_fields.values()
+        description = next((info.description for info in infos if info.alias == inner[-1]), None)
+        return Problem(loc, "is missing", f"Add it: {description or 'a value is needed there.'}")
     context: dict[str, Any] = found.get("ctx", {})
     if kind == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
@@ -192,11 +186,6 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for model in map(_model_in, get_args(annotation)) if model), None)
-
-
-def _description(model: type[BaseModel], loc: Loc) -> str:
-    infos = _model_at(model, loc[:-1]).model_fields.values()
-    return next((info.description or "" for info in infos if info.alias == loc[-1]), "a value is needed there.")
 
 
 def _show(value: object) -> str:

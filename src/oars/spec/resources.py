@@ -20,9 +20,8 @@ MAX_SECONDS = 365 * 86400.0
 
 def memory(value: object) -> int:
     """'1Gi', '512MB', '2g' or a number of bytes → bytes."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")
-    match = _NUMBER_AND_UNIT.fullmatch(str(value))
+    is_text_or_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+    match = _NUMBER_AND_UNIT.fullmatch(str(value)) if is_text_or_number else None
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")

@@ -58,9 +58,8 @@ class EngineContract:
 
     spec: ClassVar[Mapping[str, Any]]
     work: ClassVar[str]  # prints "result …"
-    hold: ClassVar[
-        str
-    ]  # makes results on every worker, prints "held"; after a line on stdin checks them, prints "intact"
+    # Makes results on every worker, prints "held"; after a line on stdin checks them, prints "intact".
+    hold: ClassVar[str]
     hang: ClassVar[str]  # starts a call that takes minutes, prints "started"; prints `lost` when the call fails
     lost: ClassVar[str] = "failed:"
     timeout: ClassVar[str] = "120s"

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from oars import engines
 from oars.places.local import process
 
 SECONDS = 60.0
-TEMPORARY = ("oars", "ray", "mars", "xorbits")
-SHARED = ("ray", "mars")  # directories that engines create once per machine and never remove
 
 
 def assert_nothing_left(state: Path, before: set[str]) -> None:
@@ -70,7 +69,10 @@ def files() -> set[str]:
     Set OARS_TEST_SHARED_MACHINE=1 if others use the machine: the owner of a file is unknown, so nothing is returned."""
     if os.environ.get("OARS_TEST_SHARED_MACHINE"):
         return set()
-    temporary = {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(TEMPORARY) and name not in SHARED}
+    footprints = [engines.get(name).footprint for name in engines.names()]
+    begins = ("oars", *(name for footprint in footprints for name in footprint.temporary))
+    permanent = {name for footprint in footprints for name in footprint.permanent}
+    temporary = {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith(begins) and name not in permanent}
     return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} | temporary
 
 
@@ -86,37 +88,31 @@ def _unused(names: set[str]) -> set[str]:
 
 def _paths_in_use(pid: int) -> set[str]:
     """Return the paths that a process has open or mapped."""
-    found = set()
+    try:
+        maps = (process.PROC / str(pid) / "maps").read_text().splitlines()
+    except OSError:  # the process has just exited
+        return set()
+    mapped = [line.split(maxsplit=5) for line in maps]
+    return {fields[5] for fields in mapped if len(fields) == 6} | set(_open_files(pid))
+
+
+def _open_files(pid: int) -> list[str]:
+    """Return what the descriptors of a process refer to."""
+    found = []
     with contextlib.suppress(OSError):  # the process has just exited
-        for line in (process.PROC / str(pid) / "maps").read_text().splitlines():
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6:
-                found.add(fields[5])
         for entry in os.scandir(process.PROC / str(pid) / "fd"):
             with contextlib.suppress(FileNotFoundError):  # just closed
-                found.add(os.readlink(entry.path))
+                found.append(os.readlink(entry.path))
     return found
 
 
 def listeners(pids: set[int]) -> set[str]:
     """Return the addresses on which these processes listen, in the kernel's format (hex, little endian)."""
-    sockets = {inode for pid in pids for inode in _socket_inodes(pid)}
+    sockets = {target for pid in pids for target in _open_files(pid)}
     found = set()
     for table in ("tcp", "tcp6"):
         for line in (process.PROC / "net" / table).read_text().splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:  # 0A: LISTEN
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:  # 0A: LISTEN
                 found.add(fields[1])
-    return found
-
-
-def _socket_inodes(pid: int) -> set[str]:
-    descriptors = process.PROC / str(pid) / "fd"
-    found = set()
-    with contextlib.suppress(OSError):  # the process has just exited
-        for name in os.listdir(descriptors):
-            with contextlib.suppress(FileNotFoundError):  # just closed
-                target = os.readlink(descriptors / name)
-                if target.startswith("socket:["):
-                    found.add(target[8:-1])
     return found

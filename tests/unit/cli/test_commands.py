@@ -15,7 +15,9 @@ from click.shell_completion import ShellComplete
 
 from oars.base.errors import UsageError
 from oars.base.settings import Settings
-from oars.cli import config, errors, status, why
+from oars.cli import errors
+from oars.cli.clusters import _report_text, emit_status
+from oars.cli.machine import settings
 from oars.cli.main import call, cli
 from oars.client.local import LocalBackend
 from oars.envs import Environments
@@ -123,7 +125,7 @@ def test_options_for_containers_are_refused_for_local_clusters(
 
 def test_local_and_container_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert oars("exec", "demo", "--local", "-c", "x", "--", "ls") == UsageError.exit_code
-    assert "--local and --container contradict each other" in capsys.readouterr().err
+    assert "A command cannot run on this machine and in a container." in capsys.readouterr().err
 
 
 def test_diff_and_apply_of_a_local_cluster(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +155,7 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     members = (MemberStatus("worker-0", "worker", "default", Phase.FAILED, "h:1", 7, "was killed"),)
     ends = Endpoints("tls://h:1", "http://h:2")
     ill = Status("demo", "dask", "local", Phase.DEGRADED, "WorkerLost", "It is lost.", ends, groups, members)
-    status.emit_status(ill, "table")
+    emit_status(ill, "table")
     assert capsys.readouterr().out.splitlines() == [
         "Name:      demo",
         "Engine:    dask on local",
@@ -191,15 +193,15 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_why_as_text(report: Report, expected: list[str]) -> None:
-    assert click.unstyle(why._text(report)).splitlines() == expected
+    assert click.unstyle(_report_text(report)).splitlines() == expected
 
 
 def test_settings_and_their_sources() -> None:
-    found = {s.name: s for s in config.settings({"HOME": "/h", "OARS_CACHE_DIR": "/c", "XDG_STATE_HOME": "/x"})}
+    found = {s.name: s for s in settings({"HOME": "/h", "OARS_CACHE_DIR": "/c", "XDG_STATE_HOME": "/x"})}
     assert (found["state_dir"].value, found["state_dir"].source) == ("/x/oars", "XDG_STATE_HOME")
     assert (found["cache_dir"].value, found["cache_dir"].source) == ("/c", "OARS_CACHE_DIR")
     assert (found["debug"].value, found["debug"].source) == ("no", "default")
-    assert config.settings({"NO_COLOR": "1"})[-1].value == "yes"
+    assert settings({"NO_COLOR": "1"})[-1].value == "yes"
 
 
 def test_config_show(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oars.cli.cp import RemotePath, parse_remote
+from oars.cli.access import RemotePath, parse_remote
 
 
 @pytest.mark.parametrize(

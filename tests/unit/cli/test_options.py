@@ -10,12 +10,13 @@ import click
 import pytest
 
 from oars.base.errors import NotFound, SpecError, UsageError
-from oars.cli.options import ClusterOptions, location_options, repeat_location
+from oars.cli.access import execute
+from oars.cli.options import ClusterOptions, location_options
 from oars.cli.run import module_directory, run
-from oars.cli.shell import execute
 from oars.service import Location, Service
+from oars.service.specs import generate_name
 
-EMPTY: dict[str, Any] = dict.fromkeys(["file", "engine", "workers", "cpu", "memory", "image", "option_name"])
+NOT_GIVEN: dict[str, Any] = dict.fromkeys(["engine", "workers", "cpu", "memory", "image", "packages"])
 FILE = """
 apiVersion: oars.dev/v1alpha1
 kind: ComputeCluster
@@ -26,8 +27,10 @@ spec:
 """
 
 
-def options(**given: Any) -> ClusterOptions:
-    return ClusterOptions(**{**EMPTY, "sets": (), "packages": (), **given})
+def options(
+    file: str | None = None, name: str | None = None, location: Location | None = None, sets: Any = (), **overrides: Any
+) -> ClusterOptions:
+    return ClusterOptions(file, sets, {**NOT_GIVEN, **overrides}, name, location or Location())
 
 
 def test_spec_from_options() -> None:
@@ -58,12 +61,12 @@ def test_engine_can_be_set_by_path() -> None:
 def test_name_on_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE)
-    assert options(file=str(path)).new_name_and_spec(None)[0] == "from-file"
-    assert options(file=str(path), option_name="b").new_name_and_spec(None)[0] == "b"
-    assert options(file=str(path)).new_name_and_spec("c")[0] == "c"
-    assert options(engine="dask").new_name_and_spec(None)[0].startswith("dask-")
+    assert options(file=str(path)).resolve(None, generate_name)[0] == "from-file"
+    assert options(file=str(path), name="b").resolve(None, generate_name)[0] == "b"
+    assert options(file=str(path)).resolve("c")[0] == "c"
+    assert options(engine="dask").resolve(None, generate_name)[0].startswith("dask-")
     with pytest.raises(UsageError, match="Two names"):
-        options(engine="dask", option_name="b").name_and_spec("c")
+        options(engine="dask", name="b").resolve("c")
     with pytest.raises(SpecError, match="'B_' is"):
         Service({}).new("B_", options(engine="dask").manifest.spec, timeout=1)
 
@@ -150,22 +153,15 @@ def test_place_and_image_are_part_of_the_spec() -> None:
 def test_namespace_of_file_and_option_must_agree(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(FILE + "  namespace: {name: a}\n")
-    assert options(file=str(path), location=Location("kubernetes", namespace="a")).name_and_spec(None)[0] == "from-file"
+    assert options(file=str(path), location=Location("kubernetes", namespace="a")).resolve(None)[0] == "from-file"
     with pytest.raises(UsageError, match="has namespace 'a', but --namespace is 'b'"):
-        options(file=str(path), location=Location("kubernetes", namespace="b")).name_and_spec(None)
+        options(file=str(path), location=Location("kubernetes", namespace="b")).resolve(None)
 
 
 def test_stdin_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(FILE))
     given = options(file="-")
     assert given.manifest == given.manifest
-
-
-def test_location_options_for_a_following_command() -> None:
-    assert repeat_location(Location("kubernetes"), "ns") == " -n ns"
-    assert repeat_location(Location("kubernetes", "c", "n", "k")) == " --kubeconfig k --context c -n n"
-    assert repeat_location(None) == ""
-    assert repeat_location(Location("kubernetes", namespace="said"), "lives-here") == " -n lives-here"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,14 @@ def test_multi_line_strings_are_blocks(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_invalid_spec_is_refused(args: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in rendered(capsys, *args, code=2)[1]
+
+
+@pytest.mark.parametrize("command", [["render", "demo", "--engine", "mars"], ["rbac"], ["operator", "manifests"]])
+def test_manifests_in_other_formats(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, str] = {}
+    for output in ("yaml", "json", "name"):
+        assert errors.guard(lambda output=output: call([*command, "-o", output])) == 0  # type: ignore[misc]
+        found[output] = capsys.readouterr().out
+    objects = list(yaml.safe_load_all(found["yaml"]))
+    assert json.loads(found["json"]) == {"apiVersion": "v1", "kind": "List", "items": objects}
+    assert found["name"].splitlines() == [f"{obj['kind'].lower()}/{obj['metadata']['name']}" for obj in objects]

@@ -26,10 +26,11 @@ from oars.places.kube.state.root import dump_intent
 from oars.service import Service
 from oars.spec.load import build
 from tests.unit.client.test_kube_backend import GROUPS, Server, handle_on, put_direct, put_operated
+from tests.unit.places.test_kube_observe import created_by
 
 MODES = ["direct", "operator"]
 ROOTS = {"direct": (CONFIG_MAP, names.root("demo")), "operator": (COMPUTE_CLUSTER, "demo")}
-MEMBER = names.pod_labels("demo")
+MEMBER = created_by("demo-head", names.pod_labels("demo"))
 
 
 class Shared(Server):
@@ -87,7 +88,7 @@ def replace_cluster(server: Server, mode: str) -> list[Any]:
     """Replace the cluster by another of the same name; the objects of that one."""
     server.objects = {key: obj for key, obj in server.objects.items() if key[0] == "Namespace"}
     (put_direct if mode == "direct" else put_operated)(server, GROUPS)
-    server.put(POD, "theirs", metadata={"labels": MEMBER})
+    server.put(POD, "theirs", metadata=MEMBER)
     return list(server.objects)
 
 
@@ -207,7 +208,7 @@ def test_stop_waits_for_members_only(server: Shared) -> None:
     """Anyone who may label a pod can give it the label of a cluster."""
     handle = create("direct")
     server.put(POD, "odd", metadata={"labels": {names.CLUSTER: "demo"}})
-    server.put(POD, "demo-head-1", metadata={"labels": MEMBER})
+    server.put(POD, "demo-head-1", metadata=MEMBER)
     stop(handle)
     assert [name for kind, name in server.objects if kind == "Pod"] == ["odd"]
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 import pytest
 
 from oars.base.errors import NotFound, OarsError
 from oars.client.direct import Direct, DirectCache
-from oars.control.loop import Pause
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Kind, Object
 from oars.kube.lease import Elector
-from oars.model import Desired, LoopState
+from oars.model import Desired, LoopState, Pause
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace
 from oars.places.kube.state.root import STATE, dump_intent
 from oars.places.report import Report
+from tests.unit.places.test_kube_observe import created_by
 
 LABELS = names.labels("demo", "dask")
 ROOT: Object = {
@@ -33,7 +33,8 @@ OWNERS = [{"kind": "ConfigMap", "name": "demo-oars", "uid": "r"}]
 
 
 def pod(name: str, **labels: str) -> Object:
-    metadata = {"name": name, "namespace": "n", "resourceVersion": "1", "labels": {names.CLUSTER: "demo", **labels}}
+    metadata = {"name": name, "namespace": "n", "resourceVersion": "1"}
+    metadata |= created_by("demo-worker", {names.CLUSTER: "demo", **labels})
     return {"metadata": metadata}
 
 
@@ -69,6 +70,10 @@ class Server:
     async def replace(self, lease: Object) -> Object:
         self.lease = lease
         return lease
+
+    def guarded(self, check: Callable[[], None]) -> Server:
+        self.check = check
+        return self
 
 
 class Once:
@@ -118,6 +123,7 @@ def test_only_what_is_its_own_is_seen() -> None:
         (POD, pod("odd")),
         (DEPLOYMENT, deployment("demo-head", OWNERS)),
         (DEPLOYMENT, deployment("theirs", [])),
+        (DEPLOYMENT, deployment("demo-worker", [{**OWNERS[0], "uid": "of an earlier cluster"}])),
     )
 
     async def body() -> DirectCache:
@@ -130,6 +136,23 @@ def test_only_what_is_its_own_is_seen() -> None:
     assert [each["metadata"]["name"] for each in (*seen.pods(), *seen.deployments())] == ["w", "demo-head"]
     assert (seen.has("Deployment", "demo-head"), seen.has("Deployment", "theirs")) == (True, False)
     assert (seen.has("ConfigMap", "demo-oars"), seen.has("Service", "demo-head")) == (True, None)
+
+
+def test_deposed_leader_writes_nothing() -> None:
+    server = Server()
+    server.lease["spec"]["holderIdentity"] = ""
+
+    async def body() -> None:
+        direct = Noting(server)
+        await direct.start()
+        await direct.passes.get()
+        server.check()
+        direct._elector._renewed_at = float("-inf")  # the machine was suspended, and the Lease expired
+        with pytest.raises(OarsError, match="Another client may hold the Lease"):
+            server.check()
+        await direct.close()
+
+    asyncio.run(asyncio.wait_for(body(), 5))
 
 
 def test_unexpected_error_is_reported_and_reconciliation_goes_on() -> None:
@@ -242,7 +265,7 @@ def test_next_leader_starts_from_the_recorded_state() -> None:
             elected.is_leader = leads
             server.root = {
                 **ROOT,
-                "data": {**ROOT["data"], STATE: json.dumps({"head": {"incarnation": "", "epoch": 7}})},
+                "data": {**ROOT["data"], STATE: json.dumps({"head_epoch": 7})},
             }
             direct.wake()
             if not leads:

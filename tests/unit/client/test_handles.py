@@ -66,7 +66,7 @@ def test_running_cluster_can_be_scaled_below_min_ready() -> None:
 class Unready:
     """A cluster that never becomes ready; without a report it never reports either."""
 
-    name = "demo"
+    name, namespace = "demo", "team"
 
     def __init__(self, report: Report | None) -> None:
         self._report = report
@@ -100,12 +100,12 @@ CAUSE = Cause("ImagePull", "The head cannot pull image x:1.", "Check the image n
         (
             Report(status_of(STARTING)),
             "Timed out after 0 s waiting for cluster 'demo': 0 of 3 workers ready.",
-            "Increase the timeout, or run `oars why demo`.",
+            "Increase the timeout, or run `oars why demo -n team`.",
         ),
         (
             None,
             "Timed out after 0 s waiting for cluster 'demo': it has not reported its status.",
-            "Increase the timeout, or run `oars why demo`.",
+            "Increase the timeout, or run `oars why demo -n team`.",
         ),
     ],
 )

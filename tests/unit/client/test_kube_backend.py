@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from oars.base.errors import NotFound
+from oars.base.errors import NotFound, SpecError
 from oars.base.settings import Settings
-from oars.client import deletion
+from oars.client import deletion, kubernetes
 from oars.client.backend import Location
 from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.kube.client import Client, Listing
@@ -26,6 +26,7 @@ from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.root import dump_intent
 from oars.service import Service
+from tests.unit.places.test_kube_observe import created_by
 
 Key = tuple[str, str]
 GROUPS = {"engine": "dask", "workers": [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 1}]}
@@ -142,6 +143,48 @@ def test_every_change_of_a_direct_cluster_increments_its_generation() -> None:
     assert asyncio.run(change_twice()) == 3
 
 
+def test_stored_spec_is_read() -> None:
+    server = Server()
+    put_operated(server, {"engine": "dask", "replicas": 4, "workers": [{"cpu": 2}]})
+    spec = asyncio.run(handle_on(server).spec())
+    assert (spec.place, [(group.replicas, group.cpu) for group in spec.workers]) == ("kubernetes", [(4, 2)])
+
+
+@pytest.mark.parametrize(
+    ("put", "edit"),
+    [
+        (put_direct, "kubectl edit configmap demo-oars -n team"),
+        (put_operated, "kubectl edit computecluster demo -n team"),
+    ],
+)
+def test_invalid_stored_spec_is_reported_as_such(put: Callable[[Server, dict[str, Any]], None], edit: str) -> None:
+    server = Server()
+    put(server, {"engine": "dask", "head": {"memory": "much"}})
+    with pytest.raises(SpecError, match=r"^The spec of cluster 'demo' in Kubernetes is invalid: ") as raised:
+        asyncio.run(handle_on(server).spec())
+    assert f"`{edit}`" in raised.value.hint
+
+
+def test_concurrent_calls_share_one_reconciler(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            started.append(self)
+
+        async def start(self) -> None:
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(kubernetes, "Direct", Slow)
+
+    async def twice() -> tuple[Any, Any]:
+        handle = handle_on(Server())
+        return await asyncio.gather(handle._reconciler(), handle._reconciler())
+
+    first, second = asyncio.run(twice())
+    assert first is second and started == [first]
+
+
 def test_permanent_conflict_is_an_error() -> None:
     class Busy(Server):
         async def patch(self, *_: Any, **__: Any) -> Object:
@@ -157,7 +200,7 @@ def test_own_namespace_is_deleted_before_waiting_for_pods(monkeypatch: pytest.Mo
     server = Server()
     put_direct(server, GROUPS)
     server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
-    server.put(POD, "demo-head-1", metadata={"labels": names.pod_labels("demo")})
+    server.put(POD, "demo-head-1", metadata=created_by("demo-head", names.pod_labels("demo")))
     monkeypatch.setattr(deletion, "POLL_SECONDS", 0.01)
     assert not asyncio.run(handle_on(server).stop(0.05))
     assert server.deleted[-1] == ("Namespace", "team")

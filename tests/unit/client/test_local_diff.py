@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oars.client.local_diff import compare
-from oars.places.kube.render.changes import Effect
+from oars.plan.changes import Effect
 from oars.spec.cluster import ClusterSpec
 from tests.unit.service.test_clusters import spec
 

@@ -13,7 +13,7 @@ from oars.places.report import Report
 from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
 from tests.unit.places.test_kube_observe import pod
 
-CRASH = Cause("CrashLoop", "The head died again and again.", "Read its log: `oars logs demo head`.", ("Traceback", "x"))
+CRASH = Cause("CrashLoop", "The head keeps dying.", "Read its log: `oars logs demo head`.", ("Traceback", "x"))
 WORSE = Cause("Unschedulable", "Worker pod w found no node.", "Add a node.")
 STATUS = Status(
     "demo", "dask", "kubernetes", Phase.DEGRADED, CRASH.reason, CRASH.message, groups=(GroupStatus("default", 3, 1),)
@@ -25,7 +25,8 @@ def resource(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(status: Status, *causes: Cause) -> dict[str, Any]:
-    return status_codec.cr_status(replace(status, generation=1), causes, {}, "now")
+    report = Report(replace(status, generation=1), causes)
+    return status_codec.COMPUTE_CLUSTER_STATUS.dump_report(report, {}, "now")
 
 
 def test_causes_keep_hints_and_lines() -> None:
@@ -57,8 +58,15 @@ def test_draining_is_reported_once() -> None:
     notes = LoopState(retiring={MemberId("w"): Retiring(since=0.0, waits_for="a result")})
     leaving = Cause("Draining", "w is kept until it is safe to remove: a result.", "It goes.")
     status = replace(STATUS, phase=Phase.READY, reason="Draining", message=leaving.message)
-    told = {**written(status, leaving), **status_codec.dump_state(notes)}
-    assert [cause.reason for cause in report_of(resource(told), []).causes] == ["Draining"]
+    stored = {**written(status, leaving), **status_codec.dump_state(notes)}
+    assert [cause.reason for cause in report_of(resource(stored), []).causes] == ["Draining"]
+
+
+def test_hint_of_a_draining_worker_is_a_complete_command() -> None:
+    state = LoopState(retiring={MemberId("w"): Retiring(since=0.0, waits_for="a result")})
+    status = {**written(replace(STATUS, phase=Phase.READY, reason="", message="")), **status_codec.dump_state(state)}
+    (cause,) = report_of(resource(status), []).causes
+    assert "`oars scale demo 3 --force -n lab` removes it now" in cause.hint
 
 
 def test_members_have_the_phases_of_the_loop() -> None:
@@ -67,9 +75,9 @@ def test_members_have_the_phases_of_the_loop() -> None:
     crashing = pod("w", state={"waiting": {"reason": "CrashLoopBackOff"}}, ready=False, container={
         "restartCount": 5, "lastState": died,
     })  # fmt: skip
-    told = {**written(replace(STATUS, members=(), groups=(GroupStatus("default", 2, 1),))), "headReady": True}
+    stored = {**written(replace(STATUS, members=(), groups=(GroupStatus("default", 2, 1),))), "headReady": True}
     pods = [pod("h", "head"), pod("ok"), crashing]
-    phases = {member.id: member.phase for member in report_of(resource(told), pods).status.members}
+    phases = {member.id: member.phase for member in report_of(resource(stored), pods).status.members}
     assert phases == {"head": Phase.READY, "ok": Phase.READY, "w": Phase.FAILED}
 
 
@@ -79,6 +87,6 @@ def test_partly_ready_group_is_read_back() -> None:
         MemberStatus("b", "worker", "default", Phase.STARTING),
     )
     status = replace(STATUS, groups=(GroupStatus("default", 2, 1),), members=members)
-    told = status_codec.COMPUTE_CLUSTER_STATUS.dump_report(Report(status), {}, "now")
-    assert told["groups"] == [{"name": "default", "wanted": 2, "ready": 1, "unready": ["b"]}]
-    assert report_of(resource(told), []).status.groups == status.groups
+    stored = status_codec.COMPUTE_CLUSTER_STATUS.dump_report(Report(status), {}, "now")
+    assert stored["groups"] == [{"name": "default", "wanted": 2, "ready": 1, "unready": ["b"]}]
+    assert report_of(resource(stored), []).status.groups == status.groups

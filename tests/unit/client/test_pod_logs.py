@@ -49,10 +49,11 @@ class Pods:
                 raise each
             yield each
 
-    def followed(self, **how: Any) -> list[str]:
+    def followed(self, *, follow: bool = True, **how: Any) -> list[str]:
+        read = pod_logs.follow if follow else pod_logs.read
+
         async def collect() -> list[str]:
-            found = pod_logs.lines(cast(Client, self), self.find, LogOptions(**{"follow": True, **how}))
-            return [line async for line in found]
+            return [line async for line in read(cast(Client, self), self.find, LogOptions(**how))]
 
         return asyncio.run(collect())
 

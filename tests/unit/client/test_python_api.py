@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from oars import AsyncCluster, Cluster
-from oars.base.errors import UsageError
+from oars.base.errors import TimedOut, UsageError
 from oars.client.keywords import ALIASES
 from oars.spec.cluster import ClusterSpec
 
@@ -99,6 +101,29 @@ def test_cluster_that_is_not_started_has_no_address() -> None:
     assert "demo: dask on local, Stopped" in repr(cluster)
     with pytest.raises(UsageError, match="Cluster 'demo' is not started"):
         _ = cluster.address
+
+
+class Unstoppable:
+    """A cluster on Kubernetes that does not stop in time, and the backend that created it."""
+
+    name, namespace = "demo", "team"
+    is_closed = False
+
+    async def stop(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def test_close_reports_a_cluster_that_does_not_stop() -> None:
+    cluster: Any = AsyncCluster("dask", name="demo")
+    cluster._handle = cluster._backend = unstoppable = Unstoppable()
+    cluster._finalizer = weakref.finalize(cluster, print)
+    with pytest.raises(TimedOut, match=r"Cluster 'demo' did not stop within 60 s.") as raised:
+        asyncio.run(cluster.close())
+    assert raised.value.hint == "It continues to stop; run `oars why demo -n team`."
+    assert unstoppable.is_closed and not cluster._finalizer.alive
 
 
 def documented_calls() -> None:

@@ -1,11 +1,24 @@
-"""Endpoints of a Service that may be reachable from a client."""
+"""Tunnels of a client: endpoints of a Service that may be reachable, and files with the cluster's secrets."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import stat
+from pathlib import Path
 from typing import Any
 
-from oars.client.tunnels import endpoints
+import pytest
+
+from oars.base.errors import OarsError
+from oars.client.tunnels import Tunnels, endpoints
+from oars.kube.kinds import SECRET, SERVICE, Object
 from oars.model import Port
+from oars.places.kube import names
+from oars.places.kube.render.values import secret_files
+from oars.spec.load import build
+from tests.unit.client.test_kube_backend import Server
+from tests.unit.places.clusters import cluster
 
 SERVED = (Port("scheduler", 8786), Port("dashboard", 8787))
 USUAL = {"scheduler": 8786, "dashboard": 8787}
@@ -33,3 +46,40 @@ def test_node_ports_come_before_the_cluster_ip() -> None:
 def test_load_balancer_comes_first() -> None:
     made = service(ingress=({"hostname": "lb.example.org"}, {"ip": "1.2.3.4"}))
     assert [host for host, _ in endpoints(made, SERVED, "")] == ["lb.example.org", "1.2.3.4", "10.0.0.1"]
+
+
+async def no_head() -> Object | None:
+    return None
+
+
+def make_tunnels(*missing: str) -> Tunnels:
+    """Tunnels to a cluster whose Secret lacks these keys. Its Service has no address: ports are forwarded."""
+    demo, server = cluster(), Server()
+    keys = [key for key in secret_files(demo.shape) if key not in missing]
+    server.put(SECRET, names.root("demo"), data={key: base64.b64encode(key.encode()).decode() for key in keys})
+    server.put(SERVICE, names.head("demo"), spec={"type": "ClusterIP", "clusterIP": "None", "ports": []})
+    return Tunnels(server, build({"engine": "dask"}).spec, demo, no_head)
+
+
+def test_two_tunnels_have_their_own_private_directories(tmp_path: Path) -> None:
+    async def open_two() -> None:
+        one, two = make_tunnels(), make_tunnels()
+        await one.open(tmp_path)
+        await two.open(tmp_path)
+        assert one.directory != two.directory
+        for path in (one.directory, *one.directory.iterdir()):
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+        await one.close()
+        assert not one.directory.exists()
+        assert (two.directory / "ca.pem").read_text() == "ca.pem"
+        await two.close()
+
+    asyncio.run(open_two())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_open_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(OarsError, match=r"has no key 'ca.pem'") as raised:
+        asyncio.run(make_tunnels("ca.pem").open(tmp_path))
+    assert "`oars down demo -n " in raised.value.hint
+    assert list(tmp_path.iterdir()) == []

@@ -10,9 +10,11 @@ import pytest
 
 from oars.control.loop import Loop
 from oars.engines.base import Engine
-from oars.model import Cause, Desired, LoopState, Observed, Remove, Retiring, View
+from oars.model import Cause, Desired, LoopState, MemberView, Observed, Remove, Retiring, View
 from oars.places.base import Place, PlaceError
 from oars.places.report import Report
+from oars.plan.decide import JOIN_TIMEOUT
+from oars.plan.why import LATE_SECONDS
 from oars.spec.status import Phase
 from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
 
@@ -160,3 +162,32 @@ def test_report_about_an_older_spec_is_not_ready_after_a_failure() -> None:
     assert world.report is not None
     status = world.report.status
     assert (status.phase, status.reason, status.generation) == (Phase.DEGRADED, "InternalError", 1)
+
+
+def test_worker_that_the_head_does_not_list_is_reported_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, seconds = World(), [0.0]
+    world.observed = Observed((head(), worker(0), worker(1), worker(2)), LoopState(head="1"))
+    removed: list[Remove] = []
+
+    async def remove(desired: Desired, step: Remove) -> tuple[Cause, ...]:
+        removed.append(step)
+        return ()
+
+    async def look(_: Any) -> View:
+        return View(up=True, members={worker(n).id: MemberView(True) for n in (0, 1)})
+
+    monkeypatch.setattr(world, "remove", remove)
+    monkeypatch.setattr(world, "look", look)
+    monkeypatch.setattr("oars.control.loop.time.monotonic", lambda: seconds[0])
+
+    async def passes() -> None:
+        loop = world.loop()
+        for seconds[0] in (0.0, LATE_SECONDS + 1):
+            await loop.once(desired())
+        assert world.report is not None and world.report.status.reason == "NotJoined"
+        assert VICTIM in world.report.status.message and not removed
+        seconds[0] = JOIN_TIMEOUT + 1
+        await loop.once(desired())
+
+    run(passes())
+    assert [step.members for step in removed] == [(VICTIM,)]

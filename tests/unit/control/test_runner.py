@@ -13,9 +13,8 @@ import pytest
 from oars.base.errors import OarsError
 from oars.control import queue
 from oars.control import runner as module
-from oars.control.loop import Pause
 from oars.control.runner import Runner
-from oars.model import Cause, Wait
+from oars.model import Cause, Pause
 from oars.places.base import PlaceError
 
 ERRORS = [
@@ -212,10 +211,9 @@ def few_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_polls")
-@pytest.mark.parametrize("wait", [Wait.RESTING, Wait.WAITING])
-def test_polls_of_all_keys_share_a_token_bucket(wait: Wait) -> None:
+def test_polls_of_all_keys_share_a_token_bucket() -> None:
     async def one_pass(key: str) -> Pause | None:
-        return Pause(0.0, wait)
+        return Pause(0.0, limited=True)
 
     toy = Toy(one_pass)
     runner: Runner[str] = Runner(toy, workers=2)
@@ -234,10 +232,10 @@ def test_polls_of_all_keys_share_a_token_bucket(wait: Wait) -> None:
 def test_urgent_wakes_and_short_pauses_are_not_limited() -> None:
     async def one_pass(key: str) -> Pause | None:
         if key == "urgent":
-            return Pause(0.0, Wait.SOON)
+            return Pause(0.0)
         if toy.passes[key] < 300:
             runner.wake(key)
-        return Pause(60.0, Wait.RESTING)
+        return Pause(60.0, limited=True)
 
     toy = Toy(one_pass)
     runner: Runner[str] = Runner(toy)
@@ -255,7 +253,7 @@ def test_urgent_wakes_do_not_use_up_the_polls_of_other_keys() -> None:
     async def one_pass(key: str) -> Pause | None:
         if key == "busy" and toy.passes[key] < 400:
             runner.wake(key)
-        return Pause(0.0, Wait.RESTING)
+        return Pause(0.0, limited=True)
 
     toy = Toy(one_pass)
     runner: Runner[str] = Runner(toy)
@@ -275,7 +273,7 @@ def test_limited_wake_waits_for_its_turn_and_does_not_reserve_twice() -> None:
     runner: Runner[str] = Runner(toy)
     for _ in range(3):
         for number in range(25):
-            runner.wake(f"key-{number}", limited=True)
+            runner.wake(f"key-{number}", Pause(0.0, limited=True))
     start = time.monotonic()
     run(runner)
     elapsed = time.monotonic() - start

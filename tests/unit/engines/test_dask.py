@@ -16,7 +16,7 @@ import pytest
 
 from oars.base.errors import EngineUnreachable, SpecError
 from oars.engines.dask import engine
-from oars.engines.dask.scripts import HEAD_HELPER
+from oars.engines.dask.live import HEAD_HELPER
 from oars.model import HEAD, Drained, MemberId, Process, View
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build

@@ -20,8 +20,9 @@ import pytest
 
 from oars.base.errors import ClusterLost, EngineUnreachable, SpecError
 from oars.engines.mars import engine, executor
-from oars.engines.mars.executor import MarsExecutor, MarsSession, RemoteTraceback, Worker
+from oars.engines.mars.executor import MarsExecutor, MarsSession, Worker
 from oars.engines.mars.shape import LATE_ENV
+from oars.engines.sessions import RemoteTraceback
 from oars.model import HEAD, Drained, MemberId, MemberView, Process, View
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build

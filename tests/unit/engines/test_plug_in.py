@@ -14,11 +14,12 @@ from oars.base.errors import SpecError
 from oars.engines.ray.shape import INCARNATION_LABEL, MEMBER_LABEL
 from oars.model import HEAD, Desired, Failure, LoopState, Member, MemberId, MemberState, Observed, Role, View
 from oars.operator import crd
-from oars.places.kube.render.changes import Effect, Version, compare
+from oars.places.kube.render.changes import Version, compare
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.kube.render.objects import manifests
-from oars.places.kube.why.logs import explain_pod_log
+from oars.places.kube.why.deaths import explain_pod_log
 from oars.plan import desired as plan
+from oars.plan.changes import Effect
 from oars.plan.why import explain
 from oars.spec.load import build, dump
 

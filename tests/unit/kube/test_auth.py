@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from oars.kube import auth
+from oars.kube import informer as informers
 from oars.kube.auth import Credentials, impersonation_headers, tls_context
+from oars.kube.client import Client
 from oars.kube.errors import ConfigError
+from oars.kube.kinds import POD
 from oars.kube.target import ExecPlugin, Impersonation, Pem, Target
 
 SERVER = "https://k:6443"
@@ -69,9 +73,9 @@ def test_token_file_is_reloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert header(made) == "Bearer one"
     path.write_text("two\n")
     assert header(made) == "Bearer one"
-    assert asyncio.run(made.renew())
+    assert asyncio.run(made.renew(made.version))
     assert header(made) == "Bearer two"
-    assert not asyncio.run(made.renew()), "the token in the file did not change"
+    assert not asyncio.run(made.renew(made.version)), "the token in the file did not change"
     monkeypatch.setattr(auth, "RELOAD_SECONDS", 0)
     path.write_text("three")
     assert header(made) == "Bearer three"
@@ -148,7 +152,7 @@ def test_plugin_runs_again_when_its_token_expires(tmp_path: Path) -> None:
     made = credentials(plugin(tmp_path, status))
     assert header(made) == header(made) == "Bearer t1"
     plugin(tmp_path, {**status, "expirationTimestamp": in_seconds(5)})
-    assert asyncio.run(made.renew())
+    assert asyncio.run(made.renew(made.version))
     assert header(made) == "Bearer t3", "a token that expires within seconds is not used"
 
 
@@ -160,7 +164,7 @@ def test_new_plugin_certificate_replaces_the_tls_context(tmp_path: Path) -> None
     assert header(made) == ""
     other, key = certificate(tmp_path)
     plugin(tmp_path, {"clientCertificateData": other, "clientKeyData": key})
-    asyncio.run(made.renew())
+    asyncio.run(made.renew(made.version))
     assert asyncio.run(made.tls()) is not first, "connections with the old certificate must not be reused"
 
 
@@ -176,9 +180,11 @@ def test_renewed_certificate_files_are_reloaded(tmp_path: Path, monkeypatch: pyt
     assert second is not first and asyncio.run(made.tls()) is second
     whole = key.read_text()
     key.write_text(whole[:20])
-    assert asyncio.run(made.tls()) is second and not asyncio.run(made.renew()), "a half-written key is not used"
+    assert asyncio.run(made.tls()) is second and not asyncio.run(made.renew(made.version)), (
+        "a half-written key is not used"
+    )
     key.write_text(whole)
-    assert asyncio.run(made.renew()), "status 401 reloads the files at once"
+    assert asyncio.run(made.renew(made.version)), "status 401 reloads the files at once"
     cert.unlink()
     assert asyncio.run(made.tls()) is not None
 
@@ -208,6 +214,76 @@ def test_plugin_failures_are_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exit code 3") as failed:
         header(credentials(made))
     assert failed.value.details == ("log in first",)
+
+
+BROKEN_PROGRAMS = {
+    "no format": b"\x00not a program",
+    "missing interpreter": b"#!/no/such/interpreter\n",
+    "empty program": b"",
+    "killed": b"#!/bin/sh\nkill -9 $$\n",
+    "no JSON": b"#!/bin/sh\necho hello\n",
+    "JSON of another type": b"#!/bin/sh\necho '[1]'\n",
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_PROGRAMS)
+def test_plugin_that_cannot_start_is_a_config_error(tmp_path: Path, case: str) -> None:
+    made = plugin(tmp_path, {"token": "t"})
+    Path(made.command).write_bytes(BROKEN_PROGRAMS[case])
+    with pytest.raises(ConfigError, match="Exec plugin") as failed:
+        header(credentials(made))
+    assert made.command in failed.value.message and failed.value.hint
+
+
+def test_plugin_with_invalid_arguments_is_a_config_error(tmp_path: Path) -> None:
+    made = plugin(tmp_path, {"token": "t"}, args=("a\0b",))
+    with pytest.raises(ConfigError, match="cannot be started"):
+        header(credentials(made))
+
+
+def test_watch_continues_when_a_broken_plugin_is_repaired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is kept as the informer's error; it does not end the informer."""
+    monkeypatch.setattr(informers, "FIRST_DELAY", 0.01)
+    made = plugin(tmp_path, {"token": "t"})
+    program = Path(made.command)
+    working = program.read_bytes()
+    program.write_bytes(b"#!/no/such/interpreter\n")
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer t"
+        item = {"metadata": {"namespace": "n", "name": "a", "resourceVersion": "1"}}
+        return web.json_response({"items": [item], "metadata": {"resourceVersion": "1"}})
+
+    async def body() -> None:
+        app = web.Application()
+        app.router.add_get("/{tail:.*}", answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        target = Target(f"http://127.0.0.1:{runner.addresses[0][1]}", exec_plugin=made)
+        async with Client(target) as client, asyncio.timeout(60):
+            informer = informers.Informer(client, POD)
+            running = asyncio.create_task(informer.run())
+            while not isinstance(informer.error, ConfigError):  # noqa: ASYNC110 (there is no event to wait for)
+                await asyncio.sleep(0.01)
+            assert not running.done() and "cannot be started" in informer.error.message
+            await asyncio.to_thread(program.write_bytes, working)
+            await informer.wait_synced()
+            assert list(informer.objects) == [("n", "a")]
+            running.cancel()
+            await asyncio.wait([running])
+        await runner.cleanup()
+
+    asyncio.run(body())
+
+
+def test_token_that_is_no_header_value_is_a_config_error(tmp_path: Path) -> None:
+    for token in ("a\nb", "\u00e9"):
+        with pytest.raises(ConfigError, match="HTTP header"):
+            header(Credentials(Target(SERVER, token=token), {}))
+    (tmp_path / "token").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="it is not text"):
+        header(Credentials(Target(SERVER, token_file=str(tmp_path / "token")), {}))
 
 
 def test_interactive_plugin_needs_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,14 @@ PROXIES = [
     ("https://10.1.2.3:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.1.2.3:2"}, "http://p:1"),
     ("https://10.1.2.3:2", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "10.1.2.3:2"}, ""),
     ("https://k:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, ""),
+    ("https://10.1.2.3:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, ""),
+    ("https://10.1.2.3:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "3, 10.1.2.0/99, .2.3"}, "http://p:1"),
+    ("https://[fd00::1]:2", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "[fd00::1]:2"}, ""),
+    ("https://[fd00::1]:2", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "[fd00::1]:3"}, "http://p:1"),
+    ("https://[fd00::1]:2", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "fd00::/8"}, ""),
+    ("https://a.corp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "corp:1"}, ""),
+    ("https://a.corp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "corp:2"}, "http://p:1"),
+    ("https://a.corp:1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*.corp"}, ""),
 ]
 
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from oars.kube import port_forward
-from oars.kube.channels import BUFFER_SIZE, ChannelReader
+from oars.kube.channels import BUFFER_SIZE, ChannelReader, StreamClosed
 from oars.kube.client import Client
 from oars.kube.errors import Unreachable
 from oars.kube.exec import NoSuchCommand, execute, run
@@ -80,18 +80,17 @@ async def refuse(socket: web.WebSocketResponse, _request: web.Request) -> None:
 def test_normal_close_is_eof_and_broken_connection_is_an_error() -> None:
     async def body() -> None:
         async with kubelet(send_and_close, send_and_break, refuse) as client:
-            reader, writer = await open_port(client, "n", "p", 7000)
-            assert await reader.read() == b"part"
-            writer.close()
-            await writer.wait_closed()
-            reader, writer = await open_port(client, "n", "p", 7000)
+            connection = await open_port(client, "n", "p", 7000)
+            assert await connection.reader.read() == b"part"
+            await connection.close()
+            connection = await open_port(client, "n", "p", 7000)
             with pytest.raises(ConnectionResetError, match="port 7000 of pod p"):
-                await reader.read()
-            reader, writer = await open_port(client, "n", "p", 7000)
+                await connection.reader.read()
+            connection = await open_port(client, "n", "p", 7000)
             with pytest.raises(PortClosed, match="refused"):
-                await reader.read()
-            with pytest.raises(ConnectionResetError):
-                writer.write(b"x")
+                await connection.reader.read()
+            with pytest.raises(StreamClosed, match="the connection is closed"):
+                await connection.send(b"x")
 
     asyncio.run(body())
 
@@ -108,15 +107,14 @@ def test_unread_data_stops_the_sender() -> None:
 
     async def body() -> None:
         async with kubelet(flood) as client:
-            reader, writer = await open_port(client, "n", "p", 7000)
+            connection = await open_port(client, "n", "p", 7000)
             before = -1
             while not sent or sent != before:  # until the sender blocks
                 before = sent
                 await asyncio.sleep(0.2)
             assert 0 < sent < 50_000_000
-            assert len(await reader.readexactly(1_000_000)) == 1_000_000
-            writer.abort()
-            await asyncio.wait_for(writer.wait_closed(), 60)
+            assert len(await connection.reader.readexactly(1_000_000)) == 1_000_000
+            await asyncio.wait_for(connection.close(), 60)
 
     asyncio.run(body())
 
@@ -130,13 +128,12 @@ def test_pod_that_does_not_read_stops_the_writer() -> None:
 
     async def body() -> None:
         async with kubelet(never_read) as client:
-            _, writer = await open_port(client, "n", "p", 7000)
+            connection = await open_port(client, "n", "p", 7000)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):
                     while True:
-                        writer.write(b"x" * BUFFER_SIZE)
-                        await writer.drain()
-            writer.abort()
+                        await connection.send(b"x" * BUFFER_SIZE)
+            await asyncio.wait_for(connection.close(), 60)
             done.set()
 
     asyncio.run(body())
@@ -320,11 +317,32 @@ def test_closing_a_busy_session_or_port_does_not_block() -> None:
             await session.stdout.readexactly(200_000)
             async with asyncio.timeout(4):
                 await session.close()
-            reader, writer = await open_port(client, "n", "p", 7000)
-            await reader.readexactly(200_000)
-            writer.abort()
+            connection = await open_port(client, "n", "p", 7000)
+            await connection.reader.readexactly(200_000)
             async with asyncio.timeout(4):
-                await writer.wait_closed()
+                await connection.close()
+
+    asyncio.run(body())
+
+
+def test_command_that_ends_without_reading_releases_the_writer() -> None:
+    is_blocked = asyncio.Event()
+
+    async def end_unread(socket: web.WebSocketResponse, request: web.Request) -> None:
+        await is_blocked.wait()
+        await ends_with({"status": "Success"})(socket, request)
+
+    async def body() -> None:
+        async with kubelet(end_unread) as client, await execute(client, "n", "p", ["true"], stdin=True) as session:
+            writing = asyncio.create_task(session.write(b"x" * 50_000_000))
+            await asyncio.wait([writing], timeout=1)
+            assert not writing.done()
+            is_blocked.set()
+            with pytest.raises(StreamClosed):
+                await asyncio.wait_for(writing, 60)
+            assert await session.wait() == 0
+            with pytest.raises(StreamClosed, match="the connection is closed"):
+                await session.write(b"x")
 
     asyncio.run(body())
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, cast
 
 import pytest
 
+from oars.kube import lease as lease_module
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
@@ -211,6 +212,68 @@ def test_suspended_leader_loses_leadership_when_the_lease_expires() -> None:
         await elector.release()
 
     asyncio.run(body())
+
+
+def test_leader_without_renewals_is_no_leader_after_the_lease_duration() -> None:
+    """The local answer needs neither the API server nor the renewal task."""
+
+    class Silent(LeaseStore):
+        async def replace(self, obj: Object) -> Object:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def body() -> None:
+        clock = Clock()
+        elector = Elector(cast(Client, Silent(None)), "n", "l", "me", lease_duration=9, renew_deadline=6, clock=clock)
+        assert not elector.is_leader
+        await elector.lead()
+        clock.now += 8.9
+        assert elector.is_leader
+        clock.now += 0.1
+        assert not elector.is_leader
+        await elector.release()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("step", [-7200, 7200])
+def test_wall_clock_step_does_not_change_leadership(monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    class Stepped(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Stepped:
+            return cls.fromtimestamp(time.time() + step, tz)
+
+    async def body() -> None:
+        clock, server = Clock(), LeaseStore(None)
+        leader, candidate = (Elector(cast(Client, server), "n", "l", name, clock=clock) for name in ("me", "other"))
+        await leader.lead()
+        assert not await candidate._try_acquire(1)
+        monkeypatch.setattr(lease_module, "datetime", Stepped)
+        assert leader.is_leader and not await candidate._try_acquire(1), "the Lease has not expired"
+        assert await leader._try_acquire(1) and not await candidate._try_acquire(1), "a renewal with the stepped clock"
+        clock.now += 14
+        assert leader.is_leader and not await candidate._try_acquire(1)
+        clock.now += 2
+        assert not leader.is_leader and await candidate._try_acquire(1)
+        await leader.release()
+
+    asyncio.run(body())
+
+
+def test_unexpected_error_ends_leadership(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(LeaseStore):
+        async def replace(self, obj: Object) -> Object:
+            raise KeyError("bug")
+
+    async def body() -> None:
+        client = cast(Client, Broken(None))
+        elector = Elector(client, "n", "l", "me", lease_duration=5, renew_deadline=0.2, retry_period=0.1)
+        await elector.lead()
+        await asyncio.wait_for(elector.lost.wait(), 60)
+        assert not elector.is_leader
+
+    asyncio.run(body())
+    assert "lease renewal failed" in caplog.text
 
 
 def test_leading_again_after_a_suspend_leaves_one_renewal_task() -> None:

@@ -305,15 +305,13 @@ def test_delete_options() -> None:
     async def body() -> None:
         server = Server(200, 404, 409)
         async with server.running() as client:
-            assert await client.delete(POD, "p", "n", grace=0, uid="u", resource_version="3")
+            assert await client.delete(POD, "p", "n", grace=0, uid="u")
             assert not await client.delete(POD, "p", "n", propagation="Foreground")
             with pytest.raises(ApiError, match="Conflict"):
                 await client.delete(POD, "p", "n")
-            await client.delete_collection(POD, "n", "a=b", grace=1)
         first, second = server.bodies[:2]
-        assert first["preconditions"] == {"uid": "u", "resourceVersion": "3"} and first["gracePeriodSeconds"] == 0
+        assert first["preconditions"] == {"uid": "u"} and first["gracePeriodSeconds"] == 0
         assert second["propagationPolicy"] == "Foreground" and "preconditions" not in second
-        assert server.requests[3].query["labelSelector"] == "a=b"
 
     asyncio.run(body())
 
@@ -326,3 +324,29 @@ def test_failed_websocket_upgrade_raises_the_api_error() -> None:
         assert denied.value.reason == "Forbidden"
 
     asyncio.run(body())
+
+
+def test_guarded_client_checks_every_attempt_to_write() -> None:
+    class Refused(Exception):
+        pass
+
+    attempts: list[int] = []
+
+    def check() -> None:
+        attempts.append(len(server.requests))
+        if len(attempts) > 1:
+            raise Refused
+
+    server = Server(503)
+
+    async def body() -> None:
+        async with server.running() as client:
+            guarded = client.guarded(check)
+            with pytest.raises(Refused):  # the first attempt failed, and the second is not made
+                await guarded.apply(OBJECT)
+            await guarded.get(CONFIG_MAP, "a", "n")
+            await client.apply(OBJECT)
+
+    asyncio.run(body())
+    assert attempts == [0, 1]
+    assert [request.method for request in server.requests] == ["PATCH", "GET", "PATCH"]

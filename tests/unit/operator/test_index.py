@@ -10,9 +10,11 @@ from oars.kube.client import Client
 from oars.kube.informer import OnChange
 from oars.kube.kinds import Object
 from oars.kube.target import Target
-from oars.operator.index import BATCHED, FAILURE, PROGRESS, Due, Watches
+from oars.model import Pause
+from oars.operator.index import BATCHED, FAILURE, PROGRESS, Watches
 from oars.operator.resources import RESOURCE_KINDS, Key
 from oars.places.kube import names
+from tests.unit.places.test_kube_observe import created_by
 
 KEY = Key("ComputeCluster", "team", "demo")
 OTHER = Key("ComputeCluster", "team", "other")
@@ -20,8 +22,8 @@ AT = ("team", "demo")
 
 
 def pod(**status: Any) -> Object:
-    labels = names.pod_labels("demo", "default")
-    metadata = {"name": "w", "namespace": "team", "uid": "1", "labels": labels, "creationTimestamp": ""}
+    metadata = {"name": "w", "namespace": "team", "uid": "1", "creationTimestamp": ""}
+    metadata |= created_by("demo-worker", names.pod_labels("demo", "default"))
     return {"metadata": metadata, "spec": {}, "status": status}
 
 
@@ -32,8 +34,8 @@ def labelled(found: Object, **labels: str | None) -> Object:
     return {**found, "metadata": {**found["metadata"], "labels": result}}
 
 
-def owned(kind: str, name: str) -> list[Object]:
-    return [{"kind": kind, "name": name, "uid": "any"}]
+def owned(kind: str, name: str, uid: str = "") -> list[Object]:
+    return [{"kind": kind, "name": name, "uid": uid or name}]
 
 
 def deployment(generation: int, replicas: int) -> Object:
@@ -73,7 +75,7 @@ ROLLED_OUT["status"] |= {"observedGeneration": 2, "updatedReplicas": 1}
         ("deployments", deployment(1, 3), None, BATCHED),
     ],
 )
-def test_urgency_of_change(kind: str, old: Object | None, new: Object | None, due: Due) -> None:
+def test_urgency_of_change(kind: str, old: Object | None, new: Object | None, due: Pause) -> None:
     woken, watches = watched("demo")
     changed = on_change(watches, kind)
     if old is not None:
@@ -103,9 +105,9 @@ def test_last_worker_to_become_ready_is_urgent_and_head_always() -> None:
     assert [due for _, due in woken] == [PROGRESS, BATCHED, BATCHED, BATCHED, BATCHED]
 
 
-def watched(*clusters: str) -> tuple[list[tuple[Key, Due]], Watches]:
+def watched(*clusters: str) -> tuple[list[tuple[Key, Pause]], Watches]:
     """The keys that are woken, and the watches of an operator with these clusters."""
-    woken: list[tuple[Key, Due]] = []
+    woken: list[tuple[Key, Pause]] = []
     watches = Watches(
         Client(Target("https://localhost")), (), RESOURCE_KINDS, lambda key, due: woken.append((key, due))
     )
@@ -123,11 +125,11 @@ def test_pod_without_group_label_is_ignored() -> None:
     changed = on_change(watches, "pods")
     changed(AT, None, ungrouped)
     changed(AT, ungrouped, labelled(ungrouped, more="x"))
-    assert (woken, watches.cluster(KEY).pods()) == ([], [])
+    assert (woken, watches.cluster(KEY, "demo").pods()) == ([], [])
     changed(AT, ungrouped, READY)
-    assert (woken, watches.cluster(KEY).pods()) == ([(KEY, PROGRESS)], [READY])
+    assert (woken, watches.cluster(KEY, "demo").pods()) == ([(KEY, PROGRESS)], [READY])
     changed(AT, READY, ungrouped)
-    assert (woken[1:], watches.cluster(KEY).pods()) == ([(KEY, BATCHED)], []), "the cluster lost a member"
+    assert (woken[1:], watches.cluster(KEY, "demo").pods()) == ([(KEY, BATCHED)], []), "the cluster lost a member"
     changed(AT, ungrouped, None)
     assert len(woken) == 2
 
@@ -138,7 +140,7 @@ def test_relabelled_pod_moves_to_the_other_cluster() -> None:
     changed(AT, None, READY)
     woken.clear()
     changed(AT, READY, theirs)
-    assert (watches.cluster(KEY).pods(), watches.cluster(OTHER).pods()) == ([], [theirs])
+    assert (watches.cluster(KEY, "demo").pods(), watches.cluster(OTHER, "other").pods()) == ([], [theirs])
     assert woken == [(KEY, BATCHED), (OTHER, PROGRESS)]
 
 
@@ -147,10 +149,11 @@ def test_relabelled_pod_moves_to_the_other_cluster() -> None:
     [
         ([], False),
         (owned("ComputeCluster", "demo"), True),
+        (owned("ComputeCluster", "demo", "earlier"), False),
         (owned("ComputeCluster", "other"), False),
         (owned("ConfigMap", "demo-oars"), False),
     ],
-    ids=["no owner", "this cluster", "another cluster", "a cluster in direct mode"],
+    ids=["no owner", "this cluster", "earlier cluster", "another cluster", "a cluster in direct mode"],
 )
 @pytest.mark.parametrize("kind", ["deployments", "services"])
 def test_labelled_object_with_another_owner_is_ignored(kind: str, owners: list[Object], is_indexed: bool) -> None:
@@ -158,7 +161,7 @@ def test_labelled_object_with_another_owner_is_ignored(kind: str, owners: list[O
     found = deployment(1, 0)
     found["metadata"]["ownerReferences"] = owners
     on_change(watches, kind)(AT, None, found)
-    cached = watches.cluster(KEY)
+    cached = watches.cluster(KEY, "demo")
     assert cached.has("Deployment" if kind == "deployments" else "Service", "d") is is_indexed
     assert cached.deployments() == ([found] if is_indexed and kind == "deployments" else [])
     assert cached.has("Secret", "d") is None, "not watched"

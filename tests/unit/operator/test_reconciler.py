@@ -1,4 +1,4 @@
-"""Specs that the schema accepts and the operator rejects: reported once, with a message."""
+"""The operator's reconciler: specs that it rejects, passes that fail, and a replica that lost its Lease."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from oars.control.loop import Pause
+from oars.base.errors import OarsError
 from oars.kube.client import Client
+from oars.kube.errors import ApiError, Unreachable
 from oars.kube.kinds import Kind, Object
-from oars.model import Desired
+from oars.model import Desired, Pause
 from oars.operator.index import Watches
 from oars.operator.reconciler import ClusterReconciler
 from oars.operator.resources import RESOURCE_KINDS, Key
@@ -27,20 +28,35 @@ class World:
         metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
         self.resources = {KEY: {"metadata": metadata, "spec": {"engine": "dask", "image": "i:1", **spec}}}
         self.statuses: list[Object] = []
+        self.is_leader = True
+        self.is_away = False  # the API server does not respond
         self.use(RESOURCE_KINDS)
 
     def use(self, kinds: Any) -> None:
-        self.reconciler = ClusterReconciler(cast(Client, self), cast(Watches, self), kinds, in_cluster=True)
+        self.reconciler = ClusterReconciler(
+            cast(Client, self), cast(Watches, self), kinds, in_cluster=True, is_leader=lambda: self.is_leader
+        )
+
+    def cluster(self, key: Key, uid: str) -> World:
+        return self
 
     async def create(self, event: Object) -> Object:
         return event
 
     async def patch(self, kind: Kind, name: str, namespace: str, body: Object, *, subresource: str) -> Object:
+        if self.is_away:
+            raise Unreachable("The API server does not respond.")
         self.statuses.append(body["status"])
         return {}
 
     def reconcile(self) -> Pause | None:
         return asyncio.run(self.reconciler.reconcile(KEY))
+
+    async def failed_pass(self) -> None:
+        """What the runner does with a pass that raises."""
+        with pytest.raises(Exception) as raised:
+            await self.reconciler.reconcile(KEY)
+        await self.reconciler.report_failure(KEY, raised.value)
 
     def edit(self, **spec: Any) -> None:
         before = self.resources[KEY]
@@ -91,3 +107,68 @@ def test_recreated_resource_is_reported_again() -> None:
     world.resources[KEY] = found
     world.reconcile()
     assert len(world.statuses) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (KeyError("name"), "InternalError"),
+        (TimeoutError(), "PassFailed"),
+        (OSError("no file descriptors"), "PassFailed"),
+        (OarsError("The engine does not answer."), "PassFailed"),
+        (ApiError(500, {"message": "etcd is down"}), "InternalError"),
+        (ApiError(409, {"message": "changed"}), "Conflict"),
+        (ApiError(403, {"message": "no"}), "Forbidden"),
+        (Unreachable("cut"), "ApiServerUnreachable"),
+    ],
+)
+def test_every_failed_pass_is_reported_once(error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("oars.control.loop.Loop.once", fail)
+    world = World()
+
+    async def passes() -> None:
+        await world.failed_pass()
+        await world.failed_pass()
+
+    asyncio.run(passes())
+    (status,) = world.statuses
+    assert (status["phase"], status["reason"], status["observedGeneration"]) == ("Pending", reason, 1)
+
+
+def test_pass_that_fails_before_the_cluster_is_tracked_is_reported() -> None:
+    """Here the stored loop state is damaged, so that no place can be made."""
+    world = World()
+    world.resources[KEY]["status"] = {"retiring": {"worker-0": 5}}
+    asyncio.run(world.failed_pass())
+    (status,) = world.statuses
+    assert status["reason"] == "InternalError" and "ValueError" in status["message"]
+
+
+def test_failure_appears_in_the_status_when_the_api_server_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise TimeoutError("the quota service does not answer")
+
+    monkeypatch.setattr("oars.control.loop.Loop.once", fail)
+    world = World()
+    world.is_away = True
+
+    async def passes() -> None:
+        with pytest.raises(Unreachable):  # the runner logs it
+            await world.failed_pass()
+        world.is_away = False
+        await world.failed_pass()
+
+    asyncio.run(passes())
+    (status,) = world.statuses
+    assert "the quota service does not answer" in status["message"]
+
+
+def test_replica_that_lost_its_lease_neither_reconciles_nor_reports() -> None:
+    world = World()
+    world.is_leader = False
+    assert world.reconcile() is not None, "it looks again"
+    asyncio.run(world.reconciler.report_failure(KEY, KeyError("x")))
+    assert not world.statuses

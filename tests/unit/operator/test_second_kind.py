@@ -41,13 +41,15 @@ class ToyStatus:
 
     def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
         status = report.status
-        shown = {"state": status.phase.value.lower(), "desiredSize": status.wanted}
-        return {**shown, "phase": status.phase.value, "reason": "Toy"}  # the root decides by these two when to write
+        return {"state": status.phase.value.lower(), "desiredSize": status.wanted}
 
     def dump_failure(
         self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
     ) -> Object:
         return {"state": "invalid", "why": cause.message}
+
+    def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+        return False
 
 
 def to_desired(resource: Object) -> Desired:
@@ -126,9 +128,9 @@ def test_invalid_spec_of_a_second_kind_is_shown_in_its_status() -> None:
 
 def test_objects_of_one_kind_are_not_those_of_another_with_the_same_name() -> None:
     watches, _ = watching(TOY, OURS)
-    owner = {"kind": "ToyCluster", "name": "demo", "uid": "any"}
+    owner = {"kind": "ToyCluster", "name": "demo", "uid": f"uid of {TOY}"}
     metadata = {"name": "demo-head", "namespace": "team", "labels": {names.CLUSTER: "demo"}, "generation": 1}
     deployment = {"metadata": {**metadata, "ownerReferences": [owner]}, "spec": {}, "status": {}}
     on_change(watches, "deployments")(AT, None, deployment)
-    assert watches.cluster(TOY).deployments() == [deployment]
-    assert watches.cluster(OURS).deployments() == []
+    assert watches.cluster(TOY, f"uid of {TOY}").deployments() == [deployment]
+    assert watches.cluster(OURS, f"uid of {OURS}").deployments() == []

@@ -1,4 +1,4 @@
-"""What another description means for a cluster that runs."""
+"""The effects of a new spec on a running cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from oars.operator import crd
-from oars.places.kube.render.changes import IMMUTABLE, MOST_LINES, Change, Effect, Version, compare, lines_between
+from oars.places.kube.render.changes import IMMUTABLE, Version, compare
+from oars.plan.changes import Change, Effect
 from tests.unit.places.clusters import cluster, spec_of
 
 
@@ -46,41 +47,39 @@ def effects(before: dict[str, Any], after: dict[str, Any]) -> list[Effect]:
         ({}, {"dask": {"protocol": "tcp"}}, [Effect.REFUSED]),
     ],
 )
-def test_what_it_costs(before: dict[str, Any], after: dict[str, Any], expected: list[Effect]) -> None:
+def test_change_has_these_effects(before: dict[str, Any], after: dict[str, Any], expected: list[Effect]) -> None:
     assert effects(before, after) == expected
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
-def test_more_workers_never_touch_others(engine: str) -> None:
-    """A change of numbers is in no template, from none on."""
+def test_more_workers_replace_no_pods(engine: str) -> None:
     assert effects({"engine": engine, "workers": 0}, {"engine": engine, "workers": 300}) == [Effect.ADDED]
 
 
-def test_it_says_what_differs() -> None:
+def test_change_names_the_fields_that_differ() -> None:
     head, workers = between({}, {"image": "i:2"})
     assert head.lines == ("spec.containers[head].image: i:1 → i:2",)
     assert "lost" in head.message
-    assert workers.message == "The workers of 'default' are replaced with the head; what they hold is lost."
+    assert workers.message == "The workers of 'default' are replaced with the head, and their data is lost."
     [rolled] = between({}, {"workers": [{"cpu": 2}]})
-    assert rolled.message == "The workers of 'default' are replaced; each hands over what it holds before it goes."
+    assert rolled.message == "The workers of 'default' are replaced; each hands over its data first."
     [fewer] = between({"workers": 3}, {"workers": 1})
     assert fewer.message == "The group 'default' shrinks from 3 to 1: 2 workers hand over their data and are removed."
 
 
-def test_a_changed_file_is_told_once() -> None:
-    """However long it is: two that differ by one letter differ."""
+def test_changed_file_is_one_line() -> None:
     before, after = ({"engine": "mars", "mars": {"config": {"a": number}}} for number in (1, 2))
     for change in between(before, after):
         [line] = change.lines
         assert line.startswith("files.") and " → " in line
 
 
-def test_nobody_hands_over_when_the_head_goes() -> None:
+def test_workers_hand_over_no_data_if_the_head_is_replaced() -> None:
     before = {"workers": [{"replicas": 3}, {"name": "b"}, {"name": "c", "replicas": 2}]}
     after = {"workers": [{"replicas": 1, "cpu": 2}, {"name": "c"}], "head": {"cpu": 2}}
     assert [change.message for change in between(before, after)] == [
-        "The head is replaced: running work and all that the cluster holds are lost.",
-        "The workers of 'default' are replaced with the head; what they hold is lost.",
+        "The head is replaced: running work and all data of the cluster are lost.",
+        "The workers of 'default' are replaced with the head, and their data is lost.",
         "The group 'b' is removed: 1 worker is removed with the head.",
         "The group 'default' shrinks from 3 to 1: 2 workers are removed with the head.",
         "The group 'c' shrinks from 2 to 1: 1 worker is removed with the head.",
@@ -91,16 +90,7 @@ def test_crd_has_a_default_for_each_immutable_field() -> None:
     assert list(crd.IMMUTABLE_DEFAULTS) == list(IMMUTABLE)
 
 
-def test_lines_between() -> None:
-    assert lines_between({"a": 1}, {"a": 1}) == ()
-    assert lines_between({"a": {"b": [1]}}, {"a": {"b": [2], "c": None}}) == ("a.b: [1] → [2]", "a.c differs")
-    assert lines_between({"l": [{"name": "x", "v": 1}]}, {"l": [{"name": "x", "v": 2}]}) == ("l[x].v: 1 → 2",)
-    many = lines_between({}, {str(number): number for number in range(MOST_LINES + 5)})
-    assert many[-1] == "… and 5 more"
-    assert len(many) == MOST_LINES + 1
-
-
-def test_a_namespace_that_is_said_at_last_is_no_change() -> None:
+def test_naming_the_current_namespace_is_no_change() -> None:
     before, after = version(), version(namespace={"name": "lab"})
     assert compare(before, after) == ()
     assert compare(before, version(namespace={"name": "other"}))[0].effect is Effect.REFUSED

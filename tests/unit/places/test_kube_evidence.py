@@ -11,10 +11,9 @@ import pytest
 
 from oars.kube.client import Client
 from oars.model import Cause
-from oars.places.kube import names
-from oars.places.kube.why import evidence
+from oars.places.kube import evidence, names
+from oars.places.kube.evidence import POLL, Evidence, SharedLists
 from oars.places.kube.why.deaths import MAX_LOGS, SAMPLES, logs_to_read
-from oars.places.kube.why.evidence import POLL, Evidence, SharedLists
 from oars.places.kube.why.explain import causes
 from oars.places.kube.why.facts import Snapshot
 from tests.unit.places.test_kube_observe import Object, pod
@@ -144,6 +143,15 @@ def test_unresponsive_node_does_not_delay_the_causes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(evidence, "LOG_TIMEOUT", 0.3)
     [cause] = run(evidence_of(LogServer("w-0"), Clock()).causes(crashing(5), []))
     assert "(5 of 5)" in cause.message and cause.lines == ("last line of w-1",)
+
+
+def test_pods_that_are_no_members_are_not_explained() -> None:
+    """Users can put the cluster's label on any pod."""
+    foreign = dead("debug")
+    del foreign["metadata"]["labels"][names.GROUP]
+    server = LogServer()
+    assert run(evidence_of(server, Clock()).causes([foreign], [])) == ()
+    assert server.read_pods == []
 
 
 def test_log_lines_are_discarded_by_the_next_collection() -> None:

@@ -1,4 +1,4 @@
-"""What is written on a Deployment: the same is not asked for twice, and another Oars alone is no reason to ask."""
+"""The fingerprint of a Deployment: nothing is applied twice, and an upgrade of Oars alone replaces no pods."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ def fingerprints(**spec: Any) -> tuple[str, str]:
     return shape.head.fingerprint, shape.workers[0].fingerprint
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_fingerprint_is_read_as_it_was_written() -> None:
     assert Fingerprint.of({"metadata": {"annotations": {names.APPLIED: str(WANTED)}}}) == WANTED
     assert not Fingerprint.of({"metadata": {}}).covers(WANTED)
+    assert not Fingerprint.of(None).covers(WANTED)
+    head = replace(WANTED, network="hash")
+    assert Fingerprint.of({"metadata": {"annotations": {names.APPLIED: str(head)}}}) == head
 
 
-def test_without_an_annotation_the_epoch_is_the_first() -> None:
+def test_epoch_without_an_annotation_is_the_first() -> None:
     assert Fingerprint.of({"metadata": {}}).epoch == 0
     assert Fingerprint.of({"metadata": {"annotations": {names.APPLIED: "written by hand"}}}).epoch == 0
 
@@ -57,6 +60,6 @@ def test_workers_of_another_head_epoch_are_applied_again_by_any_version() -> Non
         ({"dask": {"config": {"a": 1}}}, (True, True)),
     ],
 )
-def test_whose_fingerprint_a_change_touches(spec: dict[str, Any], changed: tuple[bool, bool]) -> None:
+def test_change_affects_the_fingerprint_of(spec: dict[str, Any], changed: tuple[bool, bool]) -> None:
     before, after = fingerprints(), fingerprints(**spec)
     assert (before[0] != after[0], before[1] != after[1]) == changed

@@ -11,7 +11,7 @@ import pytest
 from oars.client.direct import lease_metadata
 from oars.places.intent import Intent
 from oars.places.kube import helper, names
-from oars.places.kube.render import objects, sidecar
+from oars.places.kube.render import sidecar
 from oars.places.kube.state.root import dump_intent
 from tests.unit.places.clusters import cluster
 
@@ -57,7 +57,7 @@ class World:
         monkeypatch.setattr(helper, "time", SimpleNamespace(sleep=self.sleep, monotonic=self.monotonic))
         monkeypatch.setattr(helper, "call", self.call)
         with pytest.raises(TimeIsUp):
-            helper.watch_owner("lab", "demo-oars", PATIENCE)
+            helper.OwnerWatch("lab", "demo-oars", PATIENCE).run()
 
 
 def renewed(moment: float) -> Answer:
@@ -198,6 +198,7 @@ def test_what_a_client_writes_is_what_the_helper_reads(orphaned: object, tied: b
 )
 def test_rights_are_given_to_the_account_of_the_head(pod: dict[str, Any], account: str) -> None:
     desired = cluster(tied=True, head={"pod": pod})
-    role, binding = sidecar.rights(desired, objects.head_deployment(desired))
+    owned, _ = sidecar.head_and_owned(desired, watched=True)
+    role, binding = (next(obj for obj in owned if obj["kind"] == kind) for kind in ("Role", "RoleBinding"))
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "lab"}]

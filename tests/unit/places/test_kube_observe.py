@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +15,13 @@ Object = dict[str, Any]
 STARTED = "2026-11-16T03:00:00Z"
 
 
+def created_by(deployment: str, labels: Mapping[str, str]) -> Object:
+    """Metadata of a pod that a ReplicaSet of this Deployment created."""
+    owner = {"kind": "ReplicaSet", "name": f"{deployment}-t1", "uid": f"{deployment}-t1", "controller": True}
+    labels = {**labels, "pod-template-hash": "t1"}
+    return {"ownerReferences": [owner], "generateName": f"{deployment}-t1-", "labels": labels}
+
+
 def pod(name: str, role: str = "worker", *, state: Object | None = None, **more: Any) -> Object:
     """A pod that runs and is ready, unless told otherwise."""
     container = {"name": role, "restartCount": 0, "state": state or {"running": {"startedAt": STARTED}}}
@@ -22,10 +30,10 @@ def pod(name: str, role: str = "worker", *, state: Object | None = None, **more:
     metadata = {
         "name": name,
         "uid": f"uid-{name}",
-        "labels": names.pod_labels("demo", "head" if role == "head" else "default"),
         "annotations": {},
         "creationTimestamp": more.pop("created", STARTED),
     }
+    metadata |= created_by(f"demo-{role}", names.pod_labels("demo", "head" if role == "head" else "default"))
     metadata["labels"] |= {names.REVISION: more.pop("revision", "r1")} if role == "worker" else {}
     metadata["annotations"] |= more.pop("annotations", {})
     metadata |= more.pop("metadata", {})

@@ -1,4 +1,4 @@
-"""A user's PodTemplateSpec over ours: merged as Kubernetes merges, and nobody loses silently."""
+"""A user's PodTemplateSpec is merged into ours as Kubernetes merges; conflicts are errors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ MERGES: list[tuple[Object, str, Any]] = [
         "spec.containers.0.resources.limits",
         {"cpu": "1", "example.org/card": "1"},
     ),
-    # Lists without a key are the user's alone, as in Kubernetes.
+    # Lists without a merge key are replaced, as in Kubernetes.
     (worker(securityContext={"capabilities": {"drop": []}}), "spec.containers.0.securityContext.capabilities.drop", []),
     (
         worker(securityContext={"capabilities": {"drop": ["NET_RAW"]}}),
@@ -91,15 +91,19 @@ MERGES: list[tuple[Object, str, Any]] = [
         {"drop": ["ALL"], "add": ["SYS_PTRACE"]},
     ),
     ({"spec": {"serviceAccountName": "mine"}}, "spec.serviceAccountName", "mine"),
-    ({"spec": {"serviceAccount": "mine"}}, "spec.serviceAccountName", "mine"),  # its old name
+    ({"spec": {"serviceAccount": "mine"}}, "spec.serviceAccountName", "mine"),  # its deprecated name
     ({"spec": {"serviceAccount": "old", "serviceAccountName": "new"}}, "spec.serviceAccountName", "new"),
     (worker(volumeMounts=[{"name": "d", "mountPath": "/d"}]), "spec.containers.0.volumeMounts.1.mountPath", "/d"),
-    # A probe is one thing: half of ours and half of theirs would be neither.
+    # Probes are replaced: a mix of both would be invalid.
     (worker(readinessProbe={"tcpSocket": {"port": 2}}), "spec.containers.0.readinessProbe", {"tcpSocket": {"port": 2}}),
-    # YAML has numbers for keys, JSON has not.
+    # YAML has numbers as keys, JSON does not.
     ({"metadata": {"labels": {1: "a"}}}, "metadata.labels", {"oars.dev/cluster": "demo", "1": "a"}),
     ({"metadata": {"labels": {"env": "prod"}}}, "metadata.labels", {"oars.dev/cluster": "demo", "env": "prod"}),
-    (worker(command=["dask", "worker"]), "spec.containers.0.command", ["dask", "worker"]),  # the same is no clash
+    (
+        worker(command=["dask", "worker"]),
+        "spec.containers.0.command",
+        ["dask", "worker"],
+    ),  # the same value is no conflict
 ]
 
 
@@ -108,8 +112,8 @@ def test_merges(theirs: Object, path: str, value: Any) -> None:
     assert at(merged(ours(), theirs, "head.pod"), path) == value
 
 
-def test_the_old_name_of_the_account_is_not_rendered() -> None:
-    """Kubernetes would take it for the other one's copy and set it anew: a difference at every apply."""
+def test_deprecated_name_of_the_account_is_not_rendered() -> None:
+    """Kubernetes would set both, and kubectl would show a difference at every apply."""
     assert "serviceAccount" not in merged(ours(), {"spec": {"serviceAccount": "mine"}}, "head.pod")["spec"]
 
 
@@ -126,11 +130,11 @@ NULLS: list[Object] = [
 
 
 @pytest.mark.parametrize("theirs", NULLS)
-def test_a_null_is_as_if_it_had_not_been_written(theirs: Object) -> None:
+def test_null_counts_as_not_set(theirs: Object) -> None:
     assert merged(ours(), theirs, "head.pod") == ours()
 
 
-def test_a_null_in_what_is_theirs_alone_is_not_written_either() -> None:
+def test_null_in_an_added_entry_is_not_rendered() -> None:
     theirs = {"spec": {"volumes": [{"name": "d", "emptyDir": {"medium": None}}]}}
     assert at(merged(ours(), theirs, "head.pod"), "spec.volumes.1") == {"name": "d", "emptyDir": {}}
 
@@ -150,7 +154,7 @@ KINDS: list[tuple[Object, str]] = [
 
 
 @pytest.mark.parametrize(("theirs", "words"), KINDS)
-def test_a_list_stays_a_list_and_a_map_a_map(theirs: Object, words: str) -> None:
+def test_list_for_a_map_or_map_for_a_list_is_an_error(theirs: Object, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         merged(ours(), theirs, "head.pod")
     assert f"head.pod.{words}" in caught.value.message
@@ -158,27 +162,28 @@ def test_a_list_stays_a_list_and_a_map_a_map(theirs: Object, words: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"), [(["a"], r": must be a map"), ({"oars.dev/head": "1"}, r"\[oars\.dev/head\] clashes")]
+    ("theirs", "words"), [(["a"], r": must be a map"), ({"oars.dev/head": "1"}, r"\[oars\.dev/head\] cannot be set")]
 )
-def test_annotations_are_a_map_with_names_of_ours_even_where_we_have_none_yet(theirs: Any, words: str) -> None:
-    """We add to them later."""
+def test_annotations_are_checked_even_if_our_template_has_none(theirs: Any, words: str) -> None:
+    """Oars may add some later."""
     mine = ours()
     del mine["metadata"]["annotations"]
     with pytest.raises(SpecError, match=rf"head\.pod\.metadata\.annotations{words}"):
         merged(mine, {"metadata": {"annotations": theirs}}, "head.pod")
 
 
-def test_a_gpu_of_the_pod_is_a_gpu_that_the_engine_is_told_of() -> None:
+def test_gpus_of_the_container_must_match_the_group() -> None:
     mine, theirs = ours(), worker(resources={"limits": {"nvidia.com/gpu": "2"}})
-    with pytest.raises(SpecError, match="use gpu of the group"):
+    with pytest.raises(SpecError) as caught:
         merged(mine, theirs, "workers[default].pod")
+    assert caught.value.hint == "Set gpu of the worker group instead."
     mine["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
     assert merged(mine, theirs, "workers[default].pod") == mine
-    with pytest.raises(SpecError, match=r"limits\[nvidia\.com/gpu\] clashes"):
+    with pytest.raises(SpecError, match=r"limits\[nvidia\.com/gpu\] cannot be set"):
         merged(mine, worker(resources={"limits": {"nvidia.com/gpu": "1"}}), "workers[default].pod")
 
 
-CLASHES: list[tuple[Object, str]] = [
+CONFLICTS: list[tuple[Object, str]] = [
     ({"metadata": {"labels": {"oars.dev/cluster": "x"}}}, "metadata.labels[oars.dev/cluster]"),
     (worker(command=["sh"]), "spec.containers[worker].command"),
     (worker(resources={"limits": {"cpu": "4"}}), "spec.containers[worker].resources.limits[cpu]"),
@@ -196,12 +201,12 @@ CLASHES: list[tuple[Object, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("theirs", "path"), CLASHES)
-def test_a_clash_is_an_error_that_says_which_field(theirs: Object, path: str) -> None:
+@pytest.mark.parametrize(("theirs", "path"), CONFLICTS)
+def test_conflict_is_an_error_that_names_the_field(theirs: Object, path: str) -> None:
     with pytest.raises(SpecError) as caught:
         merged(ours(), theirs, "workers[default].pod")
     assert f"workers[default].pod.{path}" in caught.value.message
-    assert "clashes" in caught.value.message and caught.value.hint
+    assert "cannot be set" in caught.value.message and caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -214,13 +219,13 @@ def test_a_clash_is_an_error_that_says_which_field(theirs: Object, path: str) ->
         ({"spec": {"containers": [{"name": ["x"]}]}}, "head.pod.spec.containers: each entry needs its name"),
     ],
 )
-def test_what_is_no_template_is_an_error(theirs: Object, words: str) -> None:
+def test_invalid_template_is_an_error(theirs: Object, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         merged(ours(), theirs, "head.pod")
     assert words in caught.value.message
 
 
-def test_neither_side_is_changed() -> None:
+def test_arguments_are_not_modified() -> None:
     mine, theirs = ours(), worker(env=[{"name": "A", "value": "1"}])
     merged(mine, theirs, "head.pod")
     assert mine == ours() and theirs == worker(env=[{"name": "A", "value": "1"}])

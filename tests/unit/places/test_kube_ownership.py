@@ -9,17 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from oars.base.errors import OarsError, SpecError
+from oars.base.errors import Denied, SpecError
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, Unreachable
 from oars.kube.kinds import CONFIG_MAP, INGRESS, Kind, kind_of
+from oars.model import Cause
+from oars.places.base import PlaceError
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render import objects
 from oars.places.kube.state import ownership
 from oars.places.kube.state.owned_objects import OwnedObjects
 from oars.places.kube.state.root import reference
 from oars.places.kube.state.secrets import ensure_secret
-from oars.places.kube.why import api_errors
 from oars.places.kube.why.api_errors import NameConflict, cause_of
 from tests.unit.places.clusters import cluster
 
@@ -132,13 +133,29 @@ def test_what_is_not_there_is_made_with_one_request(shown: dict[str, bool]) -> N
     assert server.asked == ["apply"] and made["metadata"]["ownerReferences"] == [ROOT]
 
 
-@pytest.mark.parametrize("owner", [ROOT, LEFT], ids=["ours", "of one before us"])
-def test_what_is_ours_is_made_so(owner: Object) -> None:
+def test_what_is_ours_is_made_so() -> None:
     server = Server()
-    uid = server.put(service(ownerReferences=[owner]))["metadata"]["uid"]
+    uid = server.put(service(ownerReferences=[ROOT]))["metadata"]["uid"]
     made = asyncio.run(around(server).apply(service(labels={"new": "yes"})))
     assert (made["metadata"]["uid"], made["metadata"]["labels"]) == (uid, {"new": "yes"})
     assert made["metadata"]["ownerReferences"] == [ROOT]
+
+
+def test_what_an_earlier_cluster_left_behind_is_collected_and_not_used() -> None:
+    """The garbage collector deletes it, and in direct mode nobody would notice."""
+    server = Server()
+    left = server.put(service(ownerReferences=[LEFT]))
+    owned = around(server)
+    with pytest.raises(PlaceError, match="Service demo-head of an earlier cluster of this name is being deleted"):
+        asyncio.run(owned.apply(service()))
+    assert server.objects["Service", "demo-head"] == left
+    asyncio.run(owned.collect_left())
+    assert server.objects == {}
+    server.asked.clear()
+    asyncio.run(owned.collect_left())
+    assert server.asked == []
+    asyncio.run(owned.apply(service()))
+    assert server.objects["Service", "demo-head"]["metadata"]["ownerReferences"] == [ROOT]
 
 
 def test_what_is_seen_or_has_been_asked_for_takes_one_request() -> None:
@@ -209,7 +226,7 @@ def secret(server: Server, *owners: Object, **data: bytes) -> Object:
 
 
 def ensure(server: Server) -> str:
-    return asyncio.run(ensure_secret(cast(Client, server), cluster(), ROOT))
+    return asyncio.run(ensure_secret(cast(Client, server), cluster(), around(server)))
 
 
 def test_a_secret_of_ours_is_kept_and_completed() -> None:
@@ -222,10 +239,15 @@ def test_a_secret_of_ours_is_kept_and_completed() -> None:
     assert ensure(server) == "known" and server.asked == ["create", "get"]
 
 
-def test_a_secret_of_a_cluster_before_us_goes() -> None:
+def test_the_secret_of_an_earlier_cluster_is_collected_and_not_used() -> None:
     """The garbage collector will delete it, and nobody would notice until a pod starts."""
     server = Server()
     uid = secret(server, LEFT, control=b"old")["metadata"]["uid"]
+    owned = around(server)
+    with pytest.raises(PlaceError, match="Secret demo-oars of an earlier cluster"):
+        asyncio.run(ensure_secret(cast(Client, server), cluster(), owned))
+    assert "delete" not in server.asked
+    asyncio.run(owned.collect_left())
     assert ensure(server) not in ("", "old")
     made = server.objects["Secret", "demo-oars"]["metadata"]
     assert made["uid"] != uid and made["ownerReferences"] == [ROOT]
@@ -244,17 +266,21 @@ def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "for_good"),
+    ("error", "reason"),
     [
-        (NameConflict("Ingress", "demo-head", "team"), "NameTaken", True),
-        (SpecError("No.", "Do."), "InvalidSpec", False),
-        (Unreachable("cut"), "ApiServerUnreachable", False),
-        (ApiError(422, {"message": "bad"}), "Invalid", True),
-        (ApiError(409, {"message": "bad"}), "Conflict", False),
+        (NameConflict("Ingress", "demo-head", "team"), "NameTaken"),
+        (SpecError("No.", "Do."), "InvalidSpec"),
+        (Unreachable("cut"), "ApiServerUnreachable"),
+        (ApiError(422, {"message": "bad"}), "Invalid"),
+        (ApiError(409, {"message": "bad"}), "Conflict"),
+        (PlaceError(Cause("QuotaExceeded", "Full.")), "QuotaExceeded"),
+        (Denied("No permission."), "PassFailed"),
+        (TimeoutError(), "PassFailed"),
+        (KeyError("x"), "InternalError"),
     ],
 )
-def test_an_error_as_a_cause(error: OarsError, reason: str, for_good: bool) -> None:
-    assert (cause_of(error).reason, api_errors.is_lasting(error)) == (reason, for_good)
+def test_an_error_as_a_cause(error: Exception, reason: str) -> None:
+    assert cause_of(error).reason == reason
 
 
 def test_no_name_is_one_that_an_application_is_likely_to_have() -> None:

@@ -15,17 +15,14 @@ from oars.kube.client import Client, Listing
 from oars.kube.kinds import NODE, Kind
 from oars.model import Cause, LoopState
 from oars.places.kube import names
+from oars.places.kube.evidence import POLL, SLOW_POLL, STALLED, STUCK, Evidence, SharedLists
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.cache import CATCH_UP, ReadYourWrites
 from oars.places.kube.state.root import PROGRESS_SECONDS, ResourceRoot
 from oars.places.kube.state.status_codec import COMPUTE_CLUSTER_STATUS
-from oars.places.kube.why.evidence import POLL, SLOW_POLL, STALLED, STUCK, Evidence, SharedLists
 from oars.places.report import Report
 from oars.spec.status import GroupStatus, Phase, Status
-from tests.unit.places.clusters import cluster
 from tests.unit.places.test_kube_observe import WAITING, Object, pod
-
-DESIRED = cluster()
 
 
 class Clock:
@@ -218,7 +215,8 @@ def root(server: Server, clock: Clock, status: Object | None = None) -> Resource
 
 
 async def save(kept: ResourceRoot, status: Status, *causes: Cause) -> None:
-    await kept.save(DESIRED, LoopState(), Report(status, causes))
+    await kept.save(LoopState(), Report(status, causes))
+    await kept.publish()
 
 
 def test_a_start_is_told_in_few_writes() -> None:
@@ -261,18 +259,32 @@ def test_what_is_wrong_is_told_at_once_and_as_an_event() -> None:
     run(story())
 
 
+def test_saving_a_status_creates_nothing() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock)
+        await kept.save(LoopState(), Report(crashed(), (CRASH,)))
+        await kept.refuse(REFUSED, 1)
+        assert [body.get("kind") for body in server.written] == [None, None], "Events have their own step"
+        for _ in range(2):
+            await kept.publish()
+        assert [body.get("reason") for body in server.written if "kind" in body] == ["RightMissing"]
+
+    run(story())
+
+
 def test_what_the_loop_must_remember_is_written_before_it_acts() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
         await save(kept, told(Phase.READY, 3))
-        await kept.save(DESIRED, LoopState(head="b", head_epoch=1), None)
+        await kept.save(LoopState(head="b", head_epoch=1), None)
         assert server.written[1]["head"] == {"incarnation": "b", "epoch": 1}
 
     run(story())
 
 
-CRASH = Cause("CrashLoop", "The head died again and again (3 times).", "Read its log.", ("Traceback", "at 10:01"))
+CRASH = Cause("CrashLoop", "The head keeps dying (3 times).", "Read its log.", ("Traceback", "at 10:01"))
 
 
 def crashed(cause: Cause = CRASH) -> Status:
@@ -348,6 +360,7 @@ def test_a_refusal_is_told_once_and_taken_back() -> None:
         kept = root(server, clock)
         for _ in range(3):
             await kept.refuse(REFUSED, 1)
+            await kept.publish()
         status, event = server.written
         assert (status["reason"], status["observedGeneration"]) == ("RightMissing", 1)
         assert status["message"] == "The operator may not create secrets. Add this rule."

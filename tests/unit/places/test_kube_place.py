@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 
 from oars.kube.errors import ApiError
-from oars.model import HEAD, Ensure, LoopState, MemberId, MemberView, Remove, Retiring, View
+from oars.model import HEAD, Ensure, LoopState, MemberId, MemberView, Remove, Retiring, Role, View
 from oars.places.base import PlaceError
-from oars.places.kube.state import status_codec
+from oars.places.kube import names
+from oars.places.kube.render.fingerprint import Fingerprint
+from oars.places.kube.state import observe, status_codec
 from oars.plan.decide import decide
-from oars.plan.desired import with_replicas
 from tests.unit.places.clusters import cluster
-from tests.unit.places.world import World
+from tests.unit.places.test_kube_observe import created_by, pod
+from tests.unit.places.world import OWNER, World
+from tests.unit.plan.clusters import with_replicas
 
 LISTED = MemberView(ready=True)
 
@@ -69,6 +72,26 @@ def test_another_process_applies_nothing_again(world: World) -> None:
     assert world.writes == []
 
 
+@pytest.mark.parametrize(("expose", "has_hash"), [({}, False), ({"type": "NodePort"}, True)])
+def test_expose_is_applied_to_a_head_that_another_version_created(
+    world: World, expose: dict[str, str], has_hash: bool
+) -> None:
+    """Without pods being replaced. Early versions stored no hash of the network objects."""
+    head = world.running["demo-head"]
+    created = replace(Fingerprint.of(head), rendered="other", version="older")
+    head["metadata"]["annotations"][names.APPLIED] = str(created if has_hash else replace(created, network=""))
+    world.desired = cluster(workers=2, expose=expose)
+    world.ensure_head()
+    assert {"apply Service/demo-head", "apply NetworkPolicy/demo-oars", "patch Deployment/demo-head"} <= set(
+        world.writes
+    )
+    assert "apply Deployment/demo-head" not in world.writes and "apply ConfigMap/demo-oars" not in world.writes
+    assert Fingerprint.of(world.running["demo-head"]).version == "older"
+    world.writes.clear()
+    world.ensure_head()
+    assert world.writes == []
+
+
 def test_ensure_collects_no_garbage(world: World) -> None:
     world.remove("c")
     world.deployment["status"] = {"observedGeneration": 1, "replicas": 2}
@@ -100,6 +123,34 @@ def test_a_deleted_disruption_budget_is_applied_again(world: World) -> None:
     assert world.writes == ["apply PodDisruptionBudget/demo-head"] * 2
 
 
+def test_an_ingress_that_the_spec_no_longer_has_is_withdrawn_by_collect(world: World) -> None:
+    world.stored["Ingress", "demo-head"] = {"metadata": {"name": "demo-head", "uid": "i", "ownerReferences": [OWNER]}}
+    world.desired = cluster(workers=2, expose={"host": "h"})
+    world.ensure_head()
+    world.collect()
+    assert ("Ingress", "demo-head") in world.stored
+    world.desired = cluster(workers=2)
+    world.writes.clear()
+    world.ensure_head()
+    assert [write for write in world.writes if write.startswith("delete")] == []
+    world.collect()
+    assert ("Ingress", "demo-head") not in world.stored
+    world.writes.clear()
+    world.collect()
+    assert world.writes == []
+
+
+def test_a_driver_is_refused_with_its_cause(world: World) -> None:
+    driver = replace(world.desired.shape.workers[0], name="job", role=Role.DRIVER, replicas=1)
+    world.desired = replace(world.desired, drivers=(driver,))
+    assert len(world.observe().members) == 4
+    with pytest.raises(PlaceError) as refused:
+        asyncio.run(world.place.ensure(world.desired, Ensure(driver, (MemberId("job-0"),))))
+    assert refused.value.cause.reason == "DriverNotSupported" and refused.value.cause.hint
+    world.collect()
+    assert world.writes == []
+
+
 @pytest.mark.parametrize("verb", ["ensure_head", "ensure", "remove", "collect"])
 def test_a_refusal_is_raised_with_its_cause(world: World, verb: str) -> None:
     if verb == "collect":
@@ -119,6 +170,35 @@ def test_a_refusal_is_raised_with_its_cause(world: World, verb: str) -> None:
     assert "forbidden by policy" in refused.value.cause.message
 
 
+# members
+
+
+def test_pods_that_only_have_the_labels_are_no_members(world: World) -> None:
+    """As `kubectl debug --copy-to=x --keep-labels` makes them, before and after the ReplicaSet adopts the copy. It
+    would be the newest head, and receive the helper's token."""
+    copied, adopted = (pod(name, "head", created="2026-11-17T03:00:00Z") for name in ("copy", "adopted"))
+    del copied["metadata"]["ownerReferences"], copied["metadata"]["generateName"]
+    del adopted["metadata"]["generateName"]
+    other = pod("other", metadata=created_by("demo-worker-of-somebody", names.pod_labels("demo", "default")))
+    job = pod("job")
+    job["metadata"]["ownerReferences"][0]["kind"] = "Job"
+    referring = pod("referring")
+    del referring["metadata"]["ownerReferences"][0]["controller"]
+    before = world.observe().members
+    world.of_name |= {each["metadata"]["name"]: each for each in (copied, adopted, other, job, referring)}
+    assert world.observe().members == before
+    assert set(world.place.wire(world.desired).incarnations) == {member.id for member in before}
+    assert observe.head_pod(world.place.pods()) == "h"
+
+
+def test_pods_of_a_deleted_deployment_are_members_until_they_are_gone(world: World) -> None:
+    world.observe()
+    world.running.clear()
+    assert len(world.observe().members) == 4
+    world.reopen()
+    assert world.observe().members == (), "they may be those of an earlier cluster of the same name"
+
+
 # remove
 
 
@@ -136,7 +216,8 @@ def test_a_stopped_cluster_is_removed_whole(world: World) -> None:
     assert world.running == {}
 
 
-def test_deployments_without_pods_of_a_stopped_cluster_are_collected(world: World) -> None:
+def test_deployments_without_pods_of_a_stopped_cluster_are_collected() -> None:
+    world = World(workers=("a", "b"))
     world.of_name.clear()  # none was admitted
     world.collect()
     assert world.writes == []

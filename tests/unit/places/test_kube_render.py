@@ -1,4 +1,4 @@
-"""A cluster as Kubernetes objects: few, named so that people find them, and agreeing with what the engine is told."""
+"""A cluster rendered as Kubernetes objects, consistent with the configuration of the engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def variables_of(deployment: Object) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_cluster_is_few_objects(engine: str) -> None:
+def test_cluster_has_few_objects(engine: str) -> None:
     found = rendered(engine=engine, workers=3)
     named = {key for key in found if not key.startswith("ConfigMap/")}
     assert named == {
@@ -54,13 +54,13 @@ def test_a_cluster_is_few_objects(engine: str) -> None:
         "Deployment/demo-head", "Deployment/demo-worker",
     }  # fmt: skip
     assert len(found) + 1 <= 8  # with the Secret
-    assert next(iter(found)) == "ServiceAccount/demo-oars"  # without it no pod is let in
+    assert next(iter(found)) == "ServiceAccount/demo-oars"  # no pod is admitted without it
     for obj in found.values():
         assert obj["metadata"]["namespace"] == "lab"
         assert obj["metadata"]["labels"][names.CLUSTER] == "demo"
 
 
-def test_each_group_is_one_deployment() -> None:
+def test_each_group_has_one_deployment() -> None:
     groups = [{"name": "default", "replicas": 2}, {"name": "big", "replicas": 0}]
     found = rendered(workers=groups)
     assert found["Deployment/demo-worker"]["spec"]["replicas"] == 2
@@ -69,7 +69,7 @@ def test_each_group_is_one_deployment() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_pods_meet_the_restricted_standard(engine: str) -> None:
+def test_pods_meet_the_restricted_security_standard(engine: str) -> None:
     for key, obj in rendered(engine=engine).items():
         if not key.startswith("Deployment/"):
             continue
@@ -85,7 +85,7 @@ def test_pods_meet_the_restricted_standard(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_requests_and_limits_are_the_same_and_as_said(engine: str) -> None:
+def test_requests_and_limits_equal_the_spec(engine: str) -> None:
     found = rendered(engine=engine, head={"cpu": 0.5, "memory": "3Gi"}, workers=[{"cpu": 2, "memory": "6Gi"}])
     for name, amounts in {
         "head": {"cpu": "500m", "memory": str(3 * 2**30)},
@@ -94,7 +94,7 @@ def test_requests_and_limits_are_the_same_and_as_said(engine: str) -> None:
         assert container_of(found[f"Deployment/demo-{name}"])["resources"] == {"requests": amounts, "limits": amounts}
 
 
-def test_dask_workers_are_told_what_their_pods_have() -> None:
+def test_dask_workers_are_configured_with_resources_of_their_pods() -> None:
     found = rendered(workers=[{"cpu": 3, "memory": "6Gi"}])
     container = container_of(found["Deployment/demo-worker"])
     words = " ".join([*container["command"], json.dumps(container["env"])])
@@ -103,7 +103,7 @@ def test_dask_workers_are_told_what_their_pods_have() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_fact_of_the_pod_that_is_used_is_there_and_no_other(engine: str) -> None:
+def test_pod_fields_are_variables_only_if_used(engine: str) -> None:
     for key, obj in rendered(engine=engine).items():
         if key.startswith("Deployment/"):
             container = container_of(obj)
@@ -113,22 +113,24 @@ def test_every_fact_of_the_pod_that_is_used_is_there_and_no_other(engine: str) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nothing_of_a_template_is_left_but_what_kubernetes_fills_in(engine: str) -> None:
+def test_only_placeholders_of_kubernetes_remain(engine: str) -> None:
     facts = {f"$({name})" for name in POD_FIELDS}
     assert set(re.findall(r"\$\([^)\s]*\)", json.dumps(list(rendered(engine=engine).values())))) <= facts
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_user_s_variables_are_kubernetes_to_fill_in(engine: str) -> None:
+def test_variables_of_users_are_left_to_kubernetes(engine: str) -> None:
     said = {"PATH_X": "$(HOME)/bin", "ME": "$(POD_IP)", "TEXT": "$$(host)", "OURS": "$(head.host)"}
     found = rendered(engine=engine, env=said)
     for name in ("head", "worker"):
         variables = variables_of(found[f"Deployment/demo-{name}"])
         assert {key: variables[key] for key in said} == {**said, "OURS": "demo-head"}
-        assert list(variables).index("POD_IP") < list(variables).index("ME")  # Kubernetes knows only what comes before
+        assert list(variables).index("POD_IP") < list(variables).index(
+            "ME"
+        )  # Kubernetes expands only earlier variables
 
 
-def test_a_user_s_text_in_a_file_is_left_alone() -> None:
+def test_text_of_users_in_a_file_is_not_filled_in() -> None:
     data = rendered(engine="mars", mars={"config": {"path": "$(HOME)/x", "web": {"a": "$(nobody)"}}})[
         "ConfigMap/demo-oars"
     ]
@@ -148,14 +150,14 @@ def test_pods_are_replaced_when_their_files_change() -> None:
     )
 
 
-def test_pods_without_files_are_not_burdened() -> None:
+def test_pods_without_files_have_no_annotations() -> None:
     found = rendered(engine="ray")
     assert all(
         "annotations" not in found[f"Deployment/demo-{n}"]["spec"]["template"]["metadata"] for n in ("head", "worker")
     )
 
 
-def test_programs_start_where_they_may_write() -> None:
+def test_working_directory_is_writable() -> None:
     mine = {"spec": {"containers": [{"name": "worker", "workingDir": "/data"}]}}
     found = rendered(workers=[{"pod": mine}])
     assert container_of(found["Deployment/demo-head"])["workingDir"] == SCRATCH
@@ -170,7 +172,7 @@ def scratch_of(deployment: Object, container: str = "") -> list[Object]:
     return [volume for volume in spec["volumes"] if volume["name"] in mounted]
 
 
-def test_a_container_s_own_scratch_is_enough_unless_the_user_makes_it_read_only() -> None:
+def test_scratch_volume_exists_only_for_a_read_only_root() -> None:
     def hardened(name: str) -> Object:
         return {"spec": {"containers": [{"name": name, "securityContext": {"readOnlyRootFilesystem": True}}]}}
 
@@ -183,7 +185,7 @@ def test_a_container_s_own_scratch_is_enough_unless_the_user_makes_it_read_only(
     assert scratch_of(found["Deployment/demo-worker"]) == []
 
 
-def test_scratch_may_be_the_user_s_own_volume() -> None:
+def test_scratch_can_be_a_volume_of_the_user() -> None:
     disk = {"name": "disk", "hostPath": {"path": "/fast"}}
     container = {"name": "worker", "volumeMounts": [{"name": "disk", "mountPath": SCRATCH}]}
     for context in ({}, {"securityContext": {"readOnlyRootFilesystem": True}}):
@@ -191,19 +193,19 @@ def test_scratch_may_be_the_user_s_own_volume() -> None:
         assert scratch_of(rendered(workers=[{"pod": mine}])["Deployment/demo-worker"]) == [disk]
 
 
-def test_the_helper_sees_the_head_s_scratch() -> None:
+def test_helper_shares_scratch_with_the_head() -> None:
     _, head = sidecar.head_and_owned(cluster(tied=True), watched=True)
     assert scratch_of(head, "head") == scratch_of(head, names.HELPER) == [{"name": "tmp", "emptyDir": {}}]
 
 
 @pytest.mark.parametrize("containers", [{"name": "worker"}, ["worker"], [{"securityContext": []}], "worker"])
-def test_an_overlay_without_sense_is_told_not_taken(containers: object) -> None:
+def test_malformed_overlay_is_an_error(containers: object) -> None:
     with pytest.raises(SpecError):
         rendered(workers=[{"pod": {"spec": {"containers": containers}}}])
 
 
-def test_only_what_oars_looks_after_has_no_deadline() -> None:
-    """`kubectl rollout status` of rendered manifests shall not wait for ever."""
+def test_only_managed_deployments_have_no_progress_deadline() -> None:
+    """`kubectl rollout status` of rendered manifests must not wait forever."""
     made = cluster()
     kept = objects.managed_worker_deployment(made, made.shape.workers[0], 3, "demo-worker", "r1")
     _, head = sidecar.head_and_owned(made, watched=False)
@@ -211,7 +213,7 @@ def test_only_what_oars_looks_after_has_no_deadline() -> None:
     assert all("progressDeadlineSeconds" not in obj.get("spec", {}) for obj in rendered().values())
 
 
-def test_deployments_say_whose_pods_they_make() -> None:
+def test_deployments_have_the_group_label() -> None:
     found = rendered(workers=[{"name": "big"}])
     groups = {
         key: found[key]["metadata"]["labels"][names.GROUP] for key in ("Deployment/demo-head", "Deployment/demo-big")
@@ -220,7 +222,7 @@ def test_deployments_say_whose_pods_they_make() -> None:
 
 
 def shared_memory_of(deployment: Object) -> int:
-    """Of what is mounted at /dev/shm; in memory, and so part of the container's limit."""
+    """The size of /dev/shm. It is memory, and so part of the container's limit."""
     (mount,) = [each for each in container_of(deployment)["volumeMounts"] if each["mountPath"] == "/dev/shm"]
     (volume,) = [each for each in pod_of(deployment)["volumes"] if each["name"] == mount["name"]]
     assert volume["emptyDir"]["medium"] == "Memory"
@@ -239,8 +241,8 @@ GIB = 2**30
         ({"engine": "mars", "mars": {"distribution": "pymars"}}, 2 * GIB, 4 * GIB),
     ],
 )
-def test_shared_memory_is_what_the_engine_uses(spec: Object, head: int, worker: int) -> None:
-    """The 64 MiB that a container has by itself would end in a bus error."""
+def test_shared_memory_has_the_size_that_the_engine_uses(spec: Object, head: int, worker: int) -> None:
+    """With the default of 64 MiB the engine dies of a bus error."""
     found = rendered(**spec, head={"memory": "2Gi"}, workers=[{"memory": "4Gi"}])
     assert shared_memory_of(found["Deployment/demo-head"]) == head
     assert shared_memory_of(found["Deployment/demo-worker"]) == worker
@@ -253,7 +255,7 @@ def test_dask_needs_no_shared_memory() -> None:
 
 
 @pytest.mark.parametrize("name", ["head", "worker"])
-def test_ray_s_tasks_and_objects_have_the_memory_of_the_pod_together(name: str) -> None:
+def test_ray_divides_the_memory_of_the_pod_between_tasks_and_objects(name: str) -> None:
     found = rendered(engine="ray", head={"memory": "2Gi"}, workers=[{"memory": "2Gi"}])[f"Deployment/demo-{name}"]
     told = {word.partition("=")[0]: word.partition("=")[2] for word in container_of(found)["command"]}
     limit = int(container_of(found)["resources"]["limits"]["memory"])
@@ -261,35 +263,35 @@ def test_ray_s_tasks_and_objects_have_the_memory_of_the_pod_together(name: str) 
     assert int(told["--memory"]) + int(told["--object-store-memory"]) == limit
 
 
-def test_a_default_that_ray_s_object_store_would_fill_is_refused() -> None:
+def test_memory_that_the_object_store_of_ray_would_fill_is_refused() -> None:
     with pytest.raises(SpecError, match=r"head\.memory must be larger than Ray's object store, which takes 1536Mi"):
         rendered(engine="ray", ray={"objectStoreMemory": "1.5Gi"})
 
 
-def test_kubectl_is_told_which_container_is_meant_where_there_are_several() -> None:
+def test_default_container_is_set_if_there_are_several() -> None:
     sidecar = {"spec": {"containers": [{"name": "log", "image": "team/log:1"}]}}
     found = rendered(workers=[{"name": "default", "pod": sidecar}])
     assert DEFAULT_CONTAINER not in annotations_of(found["Deployment/demo-head"])
     assert annotations_of(found["Deployment/demo-worker"]) == {DEFAULT_CONTAINER: "worker"}
 
 
-def test_memory_has_a_default_so_that_no_engine_takes_the_whole_node() -> None:
+def test_memory_has_a_default() -> None:
     found = rendered()
     assert container_of(found["Deployment/demo-head"])["resources"]["limits"]["memory"] == str(DEFAULTS.head_memory)
     assert container_of(found["Deployment/demo-worker"])["resources"]["limits"]["memory"] == str(DEFAULTS.worker_memory)
 
 
-def test_gpus_are_asked_for() -> None:
+def test_gpus_are_requested() -> None:
     container = container_of(rendered(workers=[{"gpu": 2}])["Deployment/demo-worker"])
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
 @pytest.mark.parametrize(("cpu", "text"), [(1, "1"), (0.5, "500m"), (2.25, "2250m"), (16, "16")])
-def test_cpu_as_kubernetes_writes_it(cpu: float, text: str) -> None:
+def test_cpu_is_written_as_a_quantity(cpu: float, text: str) -> None:
     assert cpu_quantity(cpu) == text
 
 
-def test_scripts_find_the_head_by_the_variables_they_know() -> None:
+def test_rendered_pods_have_service_variables() -> None:
     container = container_of(rendered(engine="ray")["Deployment/demo-worker"])
     variables = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert variables["RAY_HEAD_SERVICE_HOST"] == variables["DEMO_HEAD_SERVICE_HOST"] == "demo-head"
@@ -297,7 +299,7 @@ def test_scripts_find_the_head_by_the_variables_they_know() -> None:
     assert pod_of(rendered(engine="ray")["Deployment/demo-worker"])["enableServiceLinks"] is False
 
 
-def test_the_service_has_the_ports_that_the_head_serves() -> None:
+def test_service_has_the_ports_of_the_head() -> None:
     made = cluster()
     service = objects.service(made)
     served = {port.default for port in made.shape.head.process.ports if port.on_service}
@@ -320,17 +322,17 @@ HOST = {"host": "demo.example.org"}
         ("mars", HOST, {7104}),
     ],
 )
-def test_only_what_is_exposed_is_open_to_others(engine: str, expose: Object, opened: set[int]) -> None:
+def test_network_policy_opens_only_exposed_ports(engine: str, expose: Object, opened: set[int]) -> None:
     made = cluster(engine, expose=expose)
     rules = objects.network_policy(made)["spec"]["ingress"]
     to_all = {port["port"] for rule in rules if "from" not in rule for port in rule["ports"]}
-    assert to_all - {names.HELPER_PORT} == opened  # the helper asks for a token
+    assert to_all - {names.HELPER_PORT} == opened  # the helper requires a token
     to_some = {port["port"] for rule in rules for port in rule.get("ports", ())}
     assert to_some >= {port.default for port in made.shape.head.process.ports if port.on_service}
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
-def test_the_ingress_leads_to_the_port_that_the_policy_opens(engine: str) -> None:
+def test_ingress_uses_the_port_that_the_policy_opens(engine: str) -> None:
     made = cluster(engine, expose=HOST)
     path = objects.ingress(made)["spec"]["rules"][0]["http"]["paths"][0]
     assert {"ports": [{"port": path["backend"]["service"]["port"]["number"], "protocol": "TCP"}]} in (
@@ -338,7 +340,7 @@ def test_the_ingress_leads_to_the_port_that_the_policy_opens(engine: str) -> Non
     )
 
 
-def test_a_host_name_makes_an_ingress() -> None:
+def test_host_name_creates_an_ingress() -> None:
     expose = {"host": "demo.example.org", "ingressClass": "nginx", "tlsSecret": "cert"}
     ingress = rendered(expose=expose)["Ingress/demo-head"]
     assert ingress["spec"]["rules"][0]["host"] == "demo.example.org"
@@ -346,11 +348,11 @@ def test_a_host_name_makes_an_ingress() -> None:
     assert ingress["spec"]["tls"] == [{"hosts": ["demo.example.org"], "secretName": "cert"}]
 
 
-def test_a_namespace_of_its_own_comes_first() -> None:
+def test_created_namespace_comes_first() -> None:
     assert next(iter(rendered(namespace={"create": True}))) == "Namespace/lab"
 
 
-def test_the_revision_of_a_group_changes_with_its_pods_alone() -> None:
+def test_revision_of_a_group_changes_only_with_its_pods() -> None:
     def revision(**spec: Any) -> str:
         made = cluster(**spec)
         return objects.revision_of(made, made.shape.workers[0])
@@ -365,18 +367,18 @@ def test_the_revision_of_a_group_changes_with_its_pods_alone() -> None:
     assert revision(engine="mars", mars={"config": {"a": 1}}) != revision(engine="mars", mars={"config": {"a": 2}})
 
 
-def test_a_clash_names_the_group() -> None:
+def test_conflict_with_an_overlay_names_the_group() -> None:
     overlay = {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}
-    with pytest.raises(SpecError, match=r"workers\[default\]\.pod\.spec\.containers\[worker\]\.command clashes"):
+    with pytest.raises(SpecError, match=r"workers\[default\]\.pod\.spec\.containers\[worker\]\.command cannot be set"):
         rendered(workers=[{"pod": overlay}])
 
 
-def test_no_secret_stands_in_a_manifest() -> None:
+def test_manifests_contain_no_secret() -> None:
     text = json.dumps(list(rendered(engine="ray").values()))
     assert "secretName" in text and '"Secret"' not in text
 
 
-def test_the_operator_is_let_through_the_policy() -> None:
+def test_network_policy_admits_the_operator() -> None:
     rules = rendered()["NetworkPolicy/demo-oars"]["spec"]["ingress"]
     peers = [peer for rule in rules for peer in rule.get("from", ()) if "namespaceSelector" in peer]
     selectors = [peer["podSelector"]["matchLabels"] for peer in peers]

@@ -6,22 +6,21 @@ import asyncio
 from typing import cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from oars.base.errors import NotFound
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
-from oars.model import Cause, LoopState, MemberId, Retiring
+from oars.model import Cause, Failure, LoopState, MemberId, Retiring
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.root import ConfigMapRoot, ResourceRoot, report_of
 from oars.places.kube.state.status_codec import COMPUTE_CLUSTER_STATUS
 from oars.places.report import Report
-from oars.spec.status import Phase, Status
-from tests.unit.places.clusters import cluster
+from oars.spec.status import GroupStatus, Status
 
-DESIRED = cluster()
-REPORT = Report(Status("demo", "dask", "kubernetes", Phase.READY), (Cause("R", "m", "h", ("l",)),))
 LEAVING = LoopState(retiring={MemberId("a"): Retiring(1.0)})
 
 
@@ -46,10 +45,10 @@ def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
     resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
     root = ResourceRoot(cast(Client, server), COMPUTE_CLUSTER, resource, COMPUTE_CLUSTER_STATUS)
     with pytest.raises(ApiError):
-        asyncio.run(root.save(DESIRED, LEAVING, None))
+        asyncio.run(root.save(LEAVING, None))
     server.refusal = 0
-    asyncio.run(root.save(DESIRED, LEAVING, None))
-    asyncio.run(root.save(DESIRED, LEAVING, None))
+    asyncio.run(root.save(LEAVING, None))
+    asyncio.run(root.save(LEAVING, None))
     assert [[*patch["status"]["retiring"]] for patch in server.patches] == [["a"], ["a"]]
 
 
@@ -58,8 +57,8 @@ def test_a_worker_that_no_longer_leaves_is_taken_out_of_the_status() -> None:
     server = Server()
     resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
     root = ResourceRoot(cast(Client, server), COMPUTE_CLUSTER, resource, COMPUTE_CLUSTER_STATUS)
-    asyncio.run(root.save(DESIRED, LEAVING, None))
-    asyncio.run(root.save(DESIRED, LoopState(head_epoch=1), None))
+    asyncio.run(root.save(LEAVING, None))
+    asyncio.run(root.save(LoopState(head_epoch=1), None))
     assert server.patches[1]["status"]["retiring"] == {"a": None}
 
 
@@ -69,7 +68,7 @@ METADATA = {"name": "demo-oars", "namespace": "n", "uid": "r", "labels": names.l
 def noted(server: Server) -> None:
     """A client writes down who shall go."""
     root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
-    asyncio.run(root.save(DESIRED, LEAVING, None))
+    asyncio.run(root.save(LEAVING, None))
 
 
 def test_a_client_writes_to_the_very_object_that_it_looks_after() -> None:
@@ -90,13 +89,26 @@ def test_any_other_refusal_is_told_as_it_is(refused: Server) -> None:
         noted(refused)
 
 
-def test_what_a_client_recorded_is_read_by_the_next_one() -> None:
+SECONDS = st.floats(allow_nan=False, allow_infinity=False)
+LINES = st.lists(st.text()).map(tuple)
+STATES = st.builds(
+    LoopState,
+    retiring=st.dictionaries(st.text(), st.builds(Retiring, since=SECONDS)),
+    failures=st.dictionaries(st.text(), st.builds(Failure, last=SECONDS, until=SECONDS, tail=LINES)),
+    ready_since=st.none() | SECONDS,
+)
+STATUSES = st.builds(Status, groups=st.lists(st.builds(GroupStatus)).map(tuple), members=st.just(()))
+REPORTS = st.builds(Report, STATUSES, st.lists(st.builds(Cause, lines=LINES, members=LINES)).map(tuple))
+
+
+@settings(max_examples=20, deadline=None)
+@given(STATES, REPORTS)
+def test_what_a_client_recorded_is_read_by_the_next_one(state: LoopState, report: Report) -> None:
     server = Server()
-    state = LoopState(retiring={MemberId("a"): Retiring(1.5, True, "b")}, head="h:0", head_epoch=2)
     root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
-    asyncio.run(root.save(DESIRED, state, REPORT))
-    asyncio.run(root.save(DESIRED, state, REPORT))
+    asyncio.run(root.save(state, report))
+    asyncio.run(root.save(state, report))
     (patch,) = server.patches
     found = ConfigMapRoot(cast(Client, server), {"metadata": METADATA, "data": patch["data"]})
     assert found.state == state
-    assert report_of({"data": patch["data"]}) == REPORT
+    assert report_of({"data": patch["data"]}) == report

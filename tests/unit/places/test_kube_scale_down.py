@@ -25,8 +25,32 @@ def test_it_is_never_lowered_by_what_was_seen_while_workers_are_on_their_way_out
     assert world.replicas == 4
     world.ensure("a", "b", "c", "d", "e")
     assert world.replicas == 5
-    world.ensure("a", "b")  # nobody is on the way out any more
+
+
+def test_a_number_that_somebody_raised_is_lowered_by_collect_alone(world: World) -> None:
+    del world.of_name["c"]
+    world.ensure("a", "b")
+    assert world.replicas == 3
+    world.collect()
     assert world.replicas == 2
+
+
+def test_an_interrupted_scale_down_is_finished_by_collect_alone(world: World) -> None:
+    """The loop died between its two writes."""
+    world.remove("c")
+    world.deployment["spec"]["replicas"] = 3
+    world.reopen()
+    world.set_ready("b", False)
+    world.ensure("a", "b")
+    world.collect()
+    assert world.replicas == 3, "the ReplicaSet would take b"
+    world.set_ready("b", True)
+    world.ensure("a", "b")
+    assert world.replicas == 3
+    world.writes.clear()
+    world.collect()
+    assert (world.replicas, world.leaving) == (2, ["c"])
+    assert world.writes == ["apply Deployment/demo-worker"]
 
 
 def test_pods_that_a_lagging_watch_has_not_shown_keep_it_from_being_lowered(world: World) -> None:

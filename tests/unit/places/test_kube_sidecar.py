@@ -1,4 +1,4 @@
-"""A cluster that shall go with its owner, where its owner may or may not make the Role for that."""
+"""A tied cluster whose client may or may not create the Role by which the helper watches the owner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.model import HEAD, Cause, Desired, Ensure, LoopState, Observed, View
 from oars.places.kube import names
+from oars.places.kube.evidence import Evidence
 from oars.places.kube.place import KubePlace, Setting
 from oars.places.kube.render import sidecar
-from oars.places.kube.why.evidence import Evidence
 from oars.places.kube.wire import Reach
 from oars.places.report import Report
 from oars.plan.why import explain
@@ -23,6 +23,7 @@ from tests.unit.places.test_kube_observe import Object
 
 FORBIDDEN = {"message": "forbidden", "details": {"group": "rbac.authorization.k8s.io", "kind": "roles"}}
 DESIRED = cluster(workers=0, tied=True)
+UNWATCHED = sidecar.unwatched(DESIRED)
 
 
 class World:
@@ -54,7 +55,7 @@ class World:
     def has(self, kind: str, name: str) -> bool:
         return True
 
-    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
+    async def save(self, state: LoopState, report: Report | None) -> None:
         self.state = state
 
     async def get(self, *_: Any) -> Object:
@@ -92,15 +93,15 @@ def remarks(place: KubePlace) -> tuple[Cause, ...]:
     return asyncio.run(place.observe(DESIRED)).remarks
 
 
-def test_what_nobody_watches_is_remarked_for_as_long_as_it_is_so() -> None:
+def test_unwatched_cluster_has_a_remark_in_every_pass() -> None:
     world = World(roles=False)
     place = world.take_over()
     world.ensure(place)
     assert (world.heads, world.lease()) == (1, [])
-    assert remarks(place) == remarks(place) == (sidecar.UNWATCHED,)
+    assert remarks(place) == remarks(place) == (UNWATCHED,)
 
 
-def test_what_is_watched_is_not_remarked_upon() -> None:
+def test_watched_cluster_has_no_remark() -> None:
     world = World(roles=True)
     place = world.take_over()
     world.ensure(place)
@@ -108,17 +109,17 @@ def test_what_is_watched_is_not_remarked_upon() -> None:
     assert remarks(place) == ()
 
 
-def test_whoever_takes_over_with_more_rights_leaves_the_head_alone() -> None:
+def test_client_with_more_rights_does_not_replace_the_head() -> None:
     world = World(roles=False)
     world.ensure(world.take_over())
     world.roles = True
     later = world.take_over()
     world.ensure(later)
     assert world.heads == 1, "another head would lose all work"
-    assert remarks(later) == (sidecar.UNWATCHED,)
+    assert remarks(later) == (UNWATCHED,)
 
 
-def test_another_time_to_live_without_an_owner_leaves_the_head_alone() -> None:
+def test_change_of_the_orphan_timeout_does_not_replace_the_head() -> None:
     world = World(roles=True)
     place = world.take_over()
     world.ensure(place)
@@ -132,8 +133,12 @@ def test_another_time_to_live_without_an_owner_leaves_the_head_alone() -> None:
     assert names.APPLIED in world.head["metadata"]["annotations"]
 
 
-def test_a_remark_comes_after_what_is_wrong() -> None:
+def test_remark_names_complete_commands() -> None:
+    assert "`oars down demo -n lab`" in UNWATCHED.hint and "`oars rbac -n lab`" in UNWATCHED.hint
+
+
+def test_remarks_come_after_causes() -> None:
     wrong = Cause("Image", "No image.")
-    seen = Observed(causes=(wrong,), remarks=(sidecar.UNWATCHED,))
-    assert explain(DESIRED, seen, View()) == (wrong, sidecar.UNWATCHED)
-    assert explain(DESIRED, replace(seen, causes=()), View()) == (sidecar.UNWATCHED,)
+    seen = Observed(causes=(wrong,), remarks=(UNWATCHED,))
+    assert explain(DESIRED, seen, View()) == (wrong, UNWATCHED)
+    assert explain(DESIRED, replace(seen, causes=()), View()) == (UNWATCHED,)

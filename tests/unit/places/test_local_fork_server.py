@@ -11,21 +11,23 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from oars.places.local.fork_client import ForkServerClient, Launch
-from oars.places.local.process import gone, identify
+from oars.places.local.process import gone, identify, marked
 from oars.places.process.machine import UNKNOWN_EXIT, Exit
+from oars.testing.place import until
 
 PROGRAM = "import time\ntime.sleep(60)\n"
 SECONDS = 30.0
 
 
 @asynccontextmanager
-async def fork_server(folder: Path) -> AsyncIterator[tuple[ForkServerClient, int]]:
+async def fork_server(folder: Path, **variables: str) -> AsyncIterator[tuple[ForkServerClient, int]]:
     """With one child."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
-    made = ForkServerClient(sys.executable, os.environ, folder / "log", lambda: None)
+    env = {**os.environ, **variables}
+    made = ForkServerClient(sys.executable, env, folder / "log", lambda: None)
     try:
-        yield made, await made.spawn(Launch(["x"], str(script), os.environ, str(folder), str(folder / "log")))
+        yield made, await made.spawn(Launch(["x"], str(script), env, str(folder), str(folder / "log")))
     finally:
         await made.close(kill=True)
 
@@ -42,6 +44,21 @@ async def announced(made: ForkServerClient, pid: int) -> Exit:
         while (found := made.exit_of(pid)) is None:  # noqa: ASYNC110 (nobody announces that a fork server died)
             await asyncio.sleep(0.02)
     return found
+
+
+def test_forked_member_shows_its_label(tmp_path: Path) -> None:
+    """Sweeps find the processes of a member by it, also those that nobody recorded."""
+
+    async def story() -> None:
+        async with fork_server(tmp_path, OARS_MARK="fork-test", OARS_MEMBER="worker-0:3") as (made, pid):
+
+            async def is_labelled() -> bool:
+                return {f.identity.pid: f.member for f in marked("fork-test")} == {made.pid: "", pid: "worker-0:3"}
+
+            await until(is_labelled)
+            await kill(pid)
+
+    asyncio.run(story())
 
 
 def test_one_that_does_not_get_the_processor_is_waited_for(tmp_path: Path) -> None:

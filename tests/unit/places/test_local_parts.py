@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,21 +151,48 @@ class TestStore:
         with pytest.raises(NameInUse, match="demo"):
             store.create(record(), {})
         assert store.names() == ["demo"]
-        assert [path.name for path in own_state.iterdir()] == ["clusters"]
+        assert sorted(path.name for path in own_state.iterdir()) == ["clusters", "names.lock"]
 
     def test_changes_count_on(self, own_state: Path) -> None:
         directory = Store(own_state).create(record(), {})
-        changed = directory.change(running=False)
+        changed = directory.change(lambda record: record.changed(running=False))
         assert changed == directory.read()
         assert (changed.intent.generation, changed.intent.running) == (2, False)
         assert (changed.desired.generation, changed.desired.running) == (2, False)
+
+    def test_concurrent_changes_are_not_lost(self, own_state: Path) -> None:
+        directory = Store(own_state).create(record(), {})
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: directory.change(lambda before: before.changed()), range(20)))
+        assert directory.read().intent.generation == 21
+
+    def test_half_removed_directory_does_not_block_the_name(self, own_state: Path) -> None:
+        store = Store(own_state)
+        store.create(record(), {"token": b"secret"}).record_file.unlink()
+        assert store.create(record(), {}).read() == record()
+        assert not [path for path in own_state.rglob("token")]
+
+    def test_interrupted_removal_is_completed_later(self, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = Store(own_state)
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it was killed here
+            store.create(record(), {"token": b"secret"}).remove()
+        assert store.names() == [] and list(own_state.rglob("token"))
+        store.create(record(), {})
+        assert not list(own_state.rglob("token"))
+
+    def test_directory_of_another_cluster_is_not_removed(self, own_state: Path) -> None:
+        store = Store(own_state)
+        store.create(record(), {})
+        store.cluster("demo", "older").remove()
+        assert store.cluster("demo").read() == record()
 
     def test_another_that_has_the_name_is_not_the_one_that_is_meant(self, own_state: Path) -> None:
         store = Store(own_state)
         store.create(record(), {})
         assert store.cluster("demo", "mark").exists and not store.cluster("demo", "older").exists
         with pytest.raises(Replaced, match="'demo' was deleted, and another one has its name"):
-            store.cluster("demo", "older").change(running=False)
+            store.cluster("demo", "older").change(lambda record: record)
         assert store.cluster("demo").read() == record()
 
     def test_what_is_not_there(self, own_state: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from oars.model import Desired, Member
@@ -23,6 +23,10 @@ class TestMemory(PlaceContract):
 
     async def reopen(self, place: Place) -> Place:
         return MemoryPlace(self.store)
+
+    async def inventory(self, place: Place) -> Mapping[str, str]:
+        members: dict[str, str] = {name: repr(member) for name, member in self.store.members.items()}
+        return {**members, "records": f"{self.store.state} {self.store.report}"}
 
     async def kill(self, place: Place, member: Member) -> None:
         self.store.exit(member.id, -9, "was killed by SIGKILL")

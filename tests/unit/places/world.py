@@ -17,11 +17,12 @@ from oars.places.kube.render import objects
 from oars.places.kube.render.fingerprint import Fingerprint
 from oars.places.kube.wire import Reach
 from oars.places.report import Report
-from oars.plan.desired import with_replicas
 from tests.unit.places.clusters import cluster
 from tests.unit.places.test_kube_observe import Object, pod
+from tests.unit.plan.clusters import with_replicas
 
 Names = list[str]  # the class has a method called list
+OWNER: Object = {"kind": "ConfigMap", "name": "demo-oars", "uid": "root"}
 DRAINED_LONG_AGO = Retiring(0.0, drained=True)
 
 
@@ -31,7 +32,7 @@ class World:
     def __init__(
         self, desired: Desired | None = None, workers: Sequence[str] = ("a", "b", "c"), epoch: int = 0
     ) -> None:
-        self.owner: Object = {"kind": "ConfigMap", "name": "demo-oars", "uid": "root"}
+        self.owner = OWNER
         self.now = 10_000.0
         self.state = LoopState()
         self.writes: list[str] = []
@@ -39,6 +40,7 @@ class World:
         self.kinds = {"PodDisruptionBudget": False}  # what the watches show; any other kind exists
         self.desired = desired or cluster(workers=2)
         self.running: dict[str, Object] = {}
+        self.stored: dict[tuple[str, str], Object] = {}  # objects of other kinds
         self.of_name: dict[str, Object] = {}
         self.reopen()
         if workers:
@@ -88,7 +90,7 @@ class World:
 
     # as the root
 
-    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
+    async def save(self, state: LoopState, report: Report | None) -> None:
         self.writes.append("save")
         self.state = state
 
@@ -97,7 +99,8 @@ class World:
     async def patch(self, kind: Kind, name: str, namespace: str, body: Object) -> Object:
         self._write("patch", kind.kind, name)
         if kind is DEPLOYMENT:
-            self.running[name]["spec"] |= body["spec"]
+            self.running[name]["spec"] |= body.get("spec", {})
+            self.running[name]["metadata"]["annotations"] |= body.get("metadata", {}).get("annotations", {})
             return self.running[name]
         assert kind is POD
         self.of_name[name]["metadata"]["annotations"] |= body["metadata"]["annotations"]
@@ -120,10 +123,14 @@ class World:
 
     async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str = "") -> bool:
         self._write("delete", kind.kind, name)
+        if kind not in (DEPLOYMENT, POD):
+            return self.stored.pop((kind.kind, name), None) is not None
         found = self.running if kind is DEPLOYMENT else self.of_name
         return found.pop(name, None) is not None
 
     async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+        if (kind.kind, name) in self.stored:
+            return self.stored[kind.kind, name]
         raise ApiError(404, {"reason": "NotFound"})
 
     async def list(self, *_: Any, **__: Any) -> Any:

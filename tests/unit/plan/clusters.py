@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from oars.model import (
     HEAD,
     Death,
@@ -65,3 +68,13 @@ def view_of(observed: Observed) -> View:
     running = [m for m in observed.members if m.role is Role.WORKER and m.state is MemberState.RUNNING]
     drained = {member for member, state in observed.state.retiring.items() if state.drained}
     return View(up=True, members={m.id: MemberView(True) for m in running if m.id not in drained})
+
+
+def with_replicas(desired: Desired, replicas: Mapping[str, int]) -> Desired:
+    """The same cluster with other numbers of workers, by group."""
+
+    def changed(group: Group) -> Group:
+        return replace(group, replicas=replicas.get(group.name, group.replicas))
+
+    shape = replace(desired.shape, workers=tuple(changed(group) for group in desired.shape.workers))
+    return replace(desired, shape=shape)

@@ -21,12 +21,12 @@ from oars.model import (
     MemberView,
     Observed,
     Pace,
+    Pause,
     Remove,
     Retiring,
     Role,
     Step,
     View,
-    Wait,
 )
 from oars.plan import decide as module
 from oars.plan.decide import decide, is_ready, with_drain_reply
@@ -63,7 +63,7 @@ def test_at_rest_every_group_is_ensured_and_nothing_changes() -> None:
     assert [type(step) for step in decision.steps] == [Ensure, Ensure]
     assert changes(decision, observed) == ()
     assert decision.state == LoopState(head="1", ready_since=NOW)
-    assert (decision.again_after, decision.wait) == (observed.pace.resting, Wait.RESTING)
+    assert decision.pause == Pause(observed.pace.resting, limited=True)
     later = decide(desired(), replace(observed, state=decision.state), view_of(observed), NOW + 5)
     assert later.state == decision.state, "the state changes at rest"
 
@@ -101,7 +101,7 @@ def test_member_that_keeps_dying_waits_longer_each_time(deaths: int, pause: floa
     decision = decided(observed)
     assert changes(decision, observed) == ()
     assert decision.state.failures[W1].until == NOW + pause
-    assert decision.wait is Wait.SOON and 0 < decision.again_after <= pause
+    assert not decision.pause.limited and 0 < decision.pause.seconds <= pause
     later = replace(observed, state=decision.state)
     (step,) = changes(decide(desired(), later, view_of(later), NOW + pause), later)
     assert isinstance(step, Ensure) and W1 in step.members
@@ -142,6 +142,23 @@ def test_workers_that_died_with_their_head_are_not_blamed() -> None:
     decision = decide(desired(2), observed, View(), NOW)
     assert decision.state.failures == {}
     assert any(isinstance(step, Remove) and step.members == (W1,) for step in decision.steps)
+
+
+@pytest.mark.parametrize(("seconds", "replaced"), [(module.JOIN_TIMEOUT - 1, False), (module.JOIN_TIMEOUT + 1, True)])
+def test_worker_that_never_joins_the_head_is_replaced(seconds: float, replaced: bool) -> None:
+    observed = observe(head(), worker(0), worker(1), worker(2))
+    view = replace(view_of(observed), members={W0: BUSY, W2: BUSY}, unlisted={W1: seconds})
+    removed = [step.members for step in decided(observed, view).steps if isinstance(step, Remove)]
+    assert removed == ([(W1,)] if replaced else [])
+
+
+def test_workers_that_started_after_a_new_head_stay() -> None:
+    """The place replaced head and workers while no loop ran."""
+    new = replace(head(), incarnation="9")
+    after = replace(worker(0), started_at=new.started_at + 1)
+    decision = decide(desired(2), observe(new, after, worker(1)), View(up=True, members={W0: BUSY}), NOW)
+    assert (decision.state.head, decision.state.head_epoch) == ("9", 0)
+    assert not any(isinstance(step, Remove) for step in decision.steps)
 
 
 @pytest.mark.parametrize("before", ["", "1"], ids=["never observed alive", "observed alive"])
@@ -340,22 +357,18 @@ class TestPlaceThatReplacesDeadMembers:
         observed = self.pods("a:0", state=LoopState(head="a:0", ready_since=NOW - 99))
         rollout = replace(observed, members=(*observed.members[:2], *self.old_revision(3)))
         decision = decided(rollout)
-        assert decision.wait is not Wait.RESTING and decision.state.ready_since is None
+        assert decision.pause.seconds < self.PACE.resting and decision.state.ready_since is None
 
     @staticmethod
     def old_revision(count: int) -> tuple[Member, ...]:
         return tuple(replace(worker(n), id=MemberId(f"old-{n}"), group="default@1") for n in range(count))
 
     def test_engine_is_polled_soon_only_while_it_may_report_more(self) -> None:
-        def pause(observed: Observed, view: View) -> tuple[float, Wait]:
-            decision = decided(observed, view)
-            return decision.again_after, decision.wait
-
         observed = self.pods("a:0")
-        assert pause(observed, View(up=True)) == (self.PACE.soon, Wait.SOON)
+        assert decided(observed, View(up=True)).pause == Pause(self.PACE.soon)
         deaf = replace(observed, members=(replace(observed.members[0], probe_ready=False), *observed.members[1:]))
-        assert pause(deaf, View()) == (self.PACE.waiting, Wait.WAITING)
-        assert pause(observed, view_of(observed)) == (self.PACE.resting, Wait.RESTING)
+        assert decided(deaf, View()).pause == Pause(self.PACE.waiting, limited=True)
+        assert decided(observed, view_of(observed)).pause == Pause(self.PACE.resting, limited=True)
 
 
 def test_thousands_of_deaths_give_the_longest_pause() -> None:

@@ -29,10 +29,9 @@ from oars.model import (
     View,
 )
 from oars.plan.decide import REMEMBER, STABLE
-from oars.plan.desired import with_replicas
 from oars.spec.status import MemberStatus, Phase, Status
 from tests.memory_place import MemoryPlace, MemoryStore
-from tests.unit.plan.clusters import desired
+from tests.unit.plan.clusters import desired, with_replicas
 
 JOB = MemberId("job-0")
 

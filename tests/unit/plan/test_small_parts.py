@@ -13,7 +13,7 @@ from oars.base import codec
 from oars.model import HEAD, Desired, Group, MemberId, Process, Role, Shape
 from oars.places.local.defaults import defaults
 from oars.plan import names
-from oars.plan.desired import Defaults, build, with_memory, with_replicas
+from oars.plan.desired import Defaults, build, with_memory
 from oars.plan.fill import fill, fill_mapping, unfilled
 from oars.spec.cluster import ClusterSpec
 from oars.testing.engine import unfilled_names
@@ -114,11 +114,6 @@ def test_fingerprint_changes_with_what_members_depend_on(
     before, after = (_built({"engine": "dask", "workers": [{"replicas": 3}], **more}) for more in ({}, change))
     assert (before.shape.head.fingerprint != after.shape.head.fingerprint) is head_changes
     assert (before.shape.workers[0].fingerprint != after.shape.workers[0].fingerprint) is workers_change
-
-
-def test_number_of_workers_can_be_changed_by_group() -> None:
-    wanted = with_replicas(_built({"engine": "dask", "workers": [{"replicas": 3}, {"name": "b"}]}), {"b": 5})
-    assert [(group.name, group.replicas) for group in wanted.shape.workers] == [("default", 3), ("b", 5)]
 
 
 def _built(data: dict[str, Any]) -> Desired:

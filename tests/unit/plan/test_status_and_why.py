@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from oars.base import codec
+from oars.base.errors import OarsError
 from oars.model import HEAD, Cause, Failure, LoopState, MemberId, MemberState, Observed, Retiring, View
-from oars.plan.status import status
-from oars.plan.why import explain
-from oars.spec.status import Phase, Status
+from oars.plan.status import failed, status
+from oars.plan.why import explain, pass_failure
+from oars.spec.status import GroupStatus, Phase, Status
 from tests.unit.plan.clusters import NOW, desired, head, view_of, worker
 
 W0, W2 = MemberId("worker-0"), MemberId("worker-2")
@@ -124,3 +125,36 @@ def test_death_that_the_place_explains_is_not_explained_twice() -> None:
     known = Cause("OutOfMemory", "worker-0 needs more memory.", members=("worker-0",))
     observed = Observed((head(), worker(0, MemberState.EXITED)), state, causes=(known,))
     assert [cause.reason for cause in explain(desired(1), observed, view_of(observed))] == ["OutOfMemory"]
+
+
+@pytest.mark.parametrize(
+    ("before", "generation", "after"),
+    [
+        (Phase.READY, 1, Phase.READY),
+        (Phase.READY, 2, Phase.DEGRADED),
+        (Phase.STARTING, 2, Phase.STARTING),
+        (Phase.FAILED, 2, Phase.FAILED),
+    ],
+)
+def test_failed_pass_keeps_the_phase_unless_it_is_about_an_older_spec(
+    before: Phase, generation: int, after: Phase
+) -> None:
+    known = Status("demo", "toy", "local", before, generation=1, groups=(GroupStatus("default", 3, 3),))
+    found = failed(known, Cause("PassFailed", "Why."), generation)
+    expected = replace(known, phase=after, reason="PassFailed", message="Why.", generation=generation)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "words"),
+    [
+        (OarsError("The disk is full.", "Free some space."), "PassFailed", "cluster: The disk is full. Oars retries."),
+        (OSError("no space"), "PassFailed", "cluster: no space. Oars retries."),
+        (TimeoutError(), "PassFailed", "cluster: TimeoutError. Oars retries."),
+        (KeyError("name"), "InternalError", "KeyError: 'name'. Oars retries."),
+    ],
+)
+def test_cause_of_a_failed_pass(error: Exception, reason: str, words: str) -> None:
+    cause = pass_failure(error, "keeper.log")
+    assert cause.reason == reason and cause.message.endswith(words)
+    assert cause.hint == getattr(error, "hint", "") or "with keeper.log" in cause.hint

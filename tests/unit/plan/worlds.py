@@ -28,8 +28,7 @@ from oars.model import (
     View,
 )
 from oars.plan.decide import decide, is_ready, with_drain_reply
-from oars.plan.desired import with_replicas
-from tests.unit.plan.clusters import desired
+from tests.unit.plan.clusters import desired, with_replicas
 
 
 @dataclass
@@ -170,7 +169,7 @@ class World(ABC):
             active = [m for m in of_group if m.head_epoch == state.head_epoch and m.id not in state.retiring]
             assert len(active) <= group.replicas, "more active workers than desired"
             assert state.head_epoch <= self.heads_lost, "an epoch without a new head"
-        assert decision.again_after > 0
+        assert decision.pause.seconds > 0
 
     def settled(self) -> bool:
         state = self.state()

@@ -16,9 +16,9 @@ from oars.base.errors import SpecError, TimedOut, UsageError
 from oars.client.backend import Location, SupportsContainers, SupportsCopy, SupportsExec, SupportsForward
 from oars.client.kubernetes import KubeHandle
 from oars.client.local import LocalHandle
-from oars.places.kube.render.changes import Change, Effect
 from oars.places.kube.render.values import SECRETS
 from oars.places.report import Report
+from oars.plan.changes import Change, Effect
 from oars.service import LogRequest, Service, clusters
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import GroupStatus, Phase, Status
@@ -49,12 +49,27 @@ def test_location_of_a_spec(fields: dict[str, Any], location: Location, expected
     assert Service({}, location)._at("demo", spec(**fields)).location == expected
 
 
+@pytest.mark.parametrize(
+    ("location", "namespace", "expected"),
+    [
+        (Location(), "", "demo"),
+        (Location("kubernetes"), "ns", "demo -n ns"),
+        (Location("kubernetes", "c", "n", "k"), "", "demo --kubeconfig k --context c -n n"),
+        (Location("kubernetes", namespace="given"), "actual", "demo -n actual"),
+    ],
+)
+def test_reference_finds_the_same_cluster(location: Location, namespace: str, expected: str) -> None:
+    assert Service({}, location).reference("demo", namespace) == expected
+
+
 def test_refused_change_is_an_error() -> None:
-    clusters._check_allowed("demo", [Change(Effect.HEAD, "The head is replaced.")])
+    clusters._check_allowed([Change(Effect.HEAD, "The head is replaced.")], "demo -n team")
     with pytest.raises(SpecError, match="engine cannot change") as raised:
-        clusters._check_allowed("demo", [Change(Effect.REFUSED, "engine cannot change: x.", ("engine: a → b",))])
+        clusters._check_allowed(
+            [Change(Effect.REFUSED, "engine cannot change: x.", ("engine: a → b",))], "demo -n team"
+        )
     assert raised.value.details == ("engine: a → b",)
-    assert "`oars down demo`" in raised.value.hint
+    assert "`oars down demo -n team`" in raised.value.hint
 
 
 def test_list_does_not_wait_for_a_silent_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,10 +133,14 @@ async def forward(service: Service) -> None:
     [
         (lambda s: s.copy_to("demo", Path("x"), "/x"), "there are no containers to copy from", "Use `cp`."),
         (lambda s: s.copy_from("demo", "/x", Path("x")), "there are no containers to copy from", "Use `cp`."),
-        (lambda s: s.log_members("demo", LogRequest(container="c")), "its members have no containers", "Omit --cont"),
-        (lambda s: exec_in(s, member="w"), "there are no containers to run in", "Omit --member"),
-        (lambda s: exec_in(s, container="c"), "there are no containers to run in", "Omit --member"),
-        (forward, "its dashboard is not forwarded", "Omit --port."),
+        (
+            lambda s: s.log_members("demo", LogRequest(container="c")),
+            "its members have no containers",
+            "Omit the container",
+        ),
+        (lambda s: exec_in(s, member="w"), "there are no containers to run in", "Omit the member and the container"),
+        (lambda s: exec_in(s, container="c"), "there are no containers to run in", "Omit the member and the container"),
+        (forward, "its dashboard is not forwarded", "Omit the port."),
     ],
 )
 def test_local_cluster_says_what_it_does_not_support(call: Call, reason: str, hint: str) -> None:

@@ -121,17 +121,15 @@ def report_started(dask_worker: Any) -> tuple[str, list[Any]]:
 
 
 def reschedule_queue(s: Any, ws: Any, started: Any) -> None:
-    """Let tasks that are queued on a worker run elsewhere."""
+    """Let tasks that are queued on a worker run elsewhere, if they may."""
     if started is None:
         return
     for task in list(ws.processing):
-        if task.key not in started and can_run_elsewhere(s, task, ws):
+        if task.key in started:
+            continue
+        allowed = None if task.loose_restrictions else s.valid_workers(task)
+        if allowed is None or allowed - {ws}:
             s._reschedule(task.key, ws.address, stimulus_id=f"oars-reschedule-{time.time()}")
-
-
-def can_run_elsewhere(s: Any, task: Any, ws: Any) -> bool:
-    allowed = None if task.loose_restrictions else s.valid_workers(task)
-    return allowed is None or bool(allowed - {ws})
 
 
 async def move_results(s: Any, workers: list[Any], seconds: float) -> None:
@@ -149,11 +147,8 @@ async def move_results(s: Any, workers: list[Any], seconds: float) -> None:
 
 def only_copies(ws: Any) -> list[Any]:
     """Results that no worker in service has."""
-    return [task for task in ws.has_what if not task.actor and not any(is_in_service(w) for w in task.who_has)]
-
-
-def is_in_service(ws: Any) -> bool:
-    return bool(ws.status.name in ("running", "paused"))
+    serving = ("running", "paused")
+    return [t for t in ws.has_what if not t.actor and not any(w.status.name in serving for w in t.who_has)]
 
 
 def obstacle(s: Any, ws: Any, started: Any) -> tuple[str, bool]:

@@ -29,28 +29,24 @@ class Members(RequestHandler):
     def get(self) -> None:
         for address in self.idle_since.keys() - self.scheduler.workers.keys():
             del self.idle_since[address]
-        workers = [self.describe(ws) for ws in self.scheduler.workers.values()]
+        workers = [
+            {
+                "name": str(ws.name),
+                "address": ws.address,
+                "status": ws.status.name,
+                "idle": self.idle_seconds(ws),
+                "held": ws.nbytes,
+                "incarnation": ws.extra.get("oars", {}).get("incarnation", ""),
+            }
+            for ws in self.scheduler.workers.values()
+        ]
         self.write({"address": self.scheduler.address, "workers": workers})
-
-    def describe(self, ws: Any) -> dict[str, Any]:
-        return {
-            "name": str(ws.name),
-            "address": ws.address,
-            "status": ws.status.name,
-            "idle": self.idle_seconds(ws),
-            "held": ws.nbytes,
-            "incarnation": ws.extra.get("oars", {}).get("incarnation", ""),
-        }
 
     def idle_seconds(self, ws: Any) -> float:
         """Seconds since the first request that found it idle. The heartbeat shows short tasks between two requests."""
-        if ws.processing or worked_recently(ws):
+        measured = ws.metrics.get("digests_total_since_heartbeat", {})
+        if ws.processing or any(isinstance(name, tuple) and name[0] == "execute" for name in measured):
             self.idle_since.pop(ws.address, None)
             return 0.0
         now = time.monotonic()
         return now - self.idle_since.setdefault(ws.address, now)
-
-
-def worked_recently(ws: Any) -> bool:
-    measured = ws.metrics.get("digests_total_since_heartbeat", {})
-    return any(isinstance(name, tuple) and name[0] == "execute" for name in measured)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire, obstacles
-from oars.engines.dask.scripts import HEAD_HELPER
+from oars.engines.base import Wire, drained, obstacles, script
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
+HEAD_HELPER = script(__file__, "head_helper.py")
 IN_SERVICE = ("running", "paused")  # paused: short of memory for the moment
 NOT_OUR_HELPER = "the reply to the drain request is not that of Oars' helper next to the scheduler"
 REPLY_SECONDS = 20.0  # for the reply to arrive after the scheduler's deadline
@@ -53,5 +53,4 @@ async def drain(wire: Wire, members: Sequence[MemberId], deadline: float, force:
     """Move results and let running tasks end. head_helper.py does it inside the scheduler."""
     request = {"op": "drain", "names": list(members), "seconds": deadline, "force": force}
     reply = await wire.ask(HEAD_HELPER, request, seconds=deadline + REPLY_SECONDS)
-    waits_for = obstacles(reply, members, NOT_OUR_HELPER)
-    return [Drained(member, not waits_for.get(member), waits_for.get(member, "")) for member in members]
+    return drained(members, obstacles(reply, members, NOT_OUR_HELPER))

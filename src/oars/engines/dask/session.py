@@ -7,16 +7,14 @@ import contextlib
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures import wait as wait_for_all
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from oars.base.errors import ClusterLost, EngineMissing, EngineUnreachable
-from oars.engines import versions
-from oars.engines.versions import PYTHON
+from oars.engines.sessions import AFTER_SHUTDOWN, PYTHON, check_versions, settle
 
 if TYPE_CHECKING:
     from oars.engines.base import Access
@@ -54,7 +52,10 @@ def _client(access: Access, *, set_as_default: bool) -> Any:
     try:
         client = make(access.address, security=security, timeout=CONNECT_SECONDS, set_as_default=set_as_default)
         try:
-            _check_python(access, client)
+            # Dask itself warns about other packages. It reports "3.11.7.final.0".
+            version = client.sync(client.scheduler.versions)["packages"]["python"]
+            there = ".".join(str(version).split(".")[:3])
+            check_versions(access.name, {}, {PYTHON: there})
         except BaseException:
             disconnect(client)
             raise
@@ -64,13 +65,6 @@ def _client(access: Access, *, set_as_default: bool) -> Any:
             f"Run `oars status {access.name}`.",
         ) from error
     return client
-
-
-def _check_python(access: Access, client: Any) -> None:
-    """Dask itself warns about other packages. It reports "3.11.7.final.0"."""
-    version = client.sync(client.scheduler.versions)["packages"]["python"]
-    there = ".".join(str(version).split(".")[:3])
-    versions.check(access.name, {PYTHON: versions.python()}, {PYTHON: there})
 
 
 def _security(env: Mapping[str, str]) -> Any:
@@ -86,130 +80,149 @@ def _security(env: Mapping[str, str]) -> Any:
 
 
 class DaskExecutor(Executor):
-    """Sends calls and fetches results in batches of all that have accumulated since the last one.
-
-    Dask's futures are only used in the client's event loop. The lock guards what callers use too.
-    """
+    """distributed's own `Client.get_executor()` sends each call and fetches each result separately, which takes about
+    twice as long. It also has no `cancel_futures`, passes keyword arguments such as `key` to Dask instead of the
+    function, does not report a lost scheduler as ClusterLost, and cannot be used after that."""
 
     def __init__(self, connect: Callable[[], Any], cluster: str) -> None:
-        self._connect = connect
-        self._client = connect()
-        self._is_stale = False  # its scheduler is gone
-        self._cluster = cluster
+        self._connect: Callable[[], Connection] = lambda: Connection(connect(), cluster)
         self._lock = threading.Lock()
-        self._open: dict[Future[Any], Any] = {}  # → Dask's future, once sent
-        self._queue: list[Call] = []
-        self._unwanted: list[Any] = []  # Dask's futures of cancelled calls
-        self._finished: list[Future[Any]] = []  # computed, not fetched
-        self._fetching = False
-        self._closed = False
+        self._connection = self._connect()
+        self._closers: list[threading.Thread] = []
+        self._is_shut = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self._check_open()
-        future: Future[Any] = Future()
-        self._follow([future])
-        with self._lock:
-            self._queue.append((future, partial(fn, *args, **kwargs)))
-            first = len(self._queue) == 1
-        if first:
-            self._in_loop(self._send_queue)
-        return future
+        return self._submit([partial(fn, *args, **kwargs)])[0]
 
     def map(
         self, fn: Callable[..., Any], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[Any]:
         """As Executor.map. Sends all calls to the scheduler at once and ignores chunksize."""
-        self._check_open()
         deadline = None if timeout is None else monotonic() + timeout
-        calls = list(zip(*iterables, strict=False))
-        columns = [list(column) for column in zip(*calls, strict=True)]
-        remote = self._client.map(fn, *columns, pure=False) if calls else []
-        futures: list[Future[Any]] = [Future() for _ in calls]
-        self._follow(futures)
-        self._in_loop(self._sent, futures, remote)
+        futures = self._submit([partial(fn, *arguments) for arguments in zip(*iterables, strict=False)])
         return _in_order(futures[::-1], deadline)
+
+    def _submit(self, calls: Sequence[partial[Any]]) -> list[Future[Any]]:
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError(AFTER_SHUTDOWN)
+            if self._connection.is_lost:
+                # Dask's own client reconnects, but over TLS it may fail to, permanently (2026.8).
+                old, self._connection = self._connection, self._connect()
+                self._closers.append(old.close_when_done())
+            return self._connection.submit(calls)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:
-            first, self._closed = not self._closed, True
-            left = list(self._open)
+            if not self._is_shut:
+                self._closers.append(self._connection.close_when_done())
+            self._is_shut = True
         if cancel_futures:
-            for future in left:
-                future.cancel()
+            self._connection.cancel_all()
         if wait:
-            wait_for_all(left)
-        if first:
-            closer = threading.Thread(target=self._close_after, args=(left,), daemon=True)
-            closer.start()
-            if wait:
+            for closer in self._closers:
                 closer.join()
 
-    # Sending calls.
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        if self._is_stale or self._client.status in ("closing", "closed"):
-            self._renew()
+class Connection:
+    """A client and its calls. Sends calls and fetches results in batches of all that have accumulated since the last
+    one. Dask's futures are only used in the client's event loop."""
 
-    def _renew(self) -> None:
-        """Replace the client. Dask's own reconnects, but over TLS it may fail to, permanently (2026.8)."""
-        fresh = self._connect()
-        old, self._client, self._is_stale = self._client, fresh, False
-        threading.Thread(target=disconnect, args=(old,), daemon=True).start()
+    def __init__(self, client: Any, cluster: str) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._scheduler_lost = False
+        self._lock = threading.Lock()
+        self._open: set[Future[Any]] = set()
+        self._queue: list[Call] = []
+        self._finished: list[tuple[Future[Any], Any]] = []  # computed, not fetched: with Dask's future
+        self._fetching: asyncio.Task[None] | None = None
 
-    def _follow(self, futures: list[Future[Any]]) -> None:
-        with self._lock:
-            self._open.update(dict.fromkeys(futures))
+    @property
+    def is_lost(self) -> bool:
+        return self._scheduler_lost or self._client.status in ("closing", "closed")
+
+    def submit(self, calls: Sequence[partial[Any]]) -> list[Future[Any]]:
+        futures: list[Future[Any]] = [Future() for _ in calls]
         for future in futures:
             future.add_done_callback(self._forget)
+        with self._lock:
+            is_first = not self._queue
+            self._open.update(futures)
+            self._queue.extend(zip(futures, calls, strict=True))
+        if is_first:
+            self._client.loop.add_callback(self._send_queue)
+        return futures
 
-    def _in_loop(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._client.loop.add_callback(function, *arguments)
+    def _forget(self, future: Future[Any]) -> None:
+        """Called once for each future, when it is done or cancelled."""
+        if future.cancelled():
+            future.set_running_or_notify_cancel()  # wakes wait() and as_completed()
+        with self._lock:
+            self._open.discard(future)
+
+    def _open_futures(self) -> list[Future[Any]]:
+        with self._lock:
+            return list(self._open)
+
+    def cancel_all(self) -> None:
+        for future in self._open_futures():
+            future.cancel()
+
+    def close_when_done(self) -> threading.Thread:
+        def close() -> None:
+            wait_for_all(self._open_futures())
+            disconnect(self._client)
+
+        closer = threading.Thread(target=close, daemon=True)
+        closer.start()
+        return closer
+
+    # The rest runs in the client's event loop.
 
     def _send_queue(self) -> None:
         with self._lock:
             queue, self._queue = self._queue, []
-        for calls in _grouped([call for call in queue if not call[0].cancelled()]):
+        groups: dict[object, list[Call]] = {}  # calls that can be sent as one map of a function
+        for future, call in queue:
+            if not future.cancelled():
+                kind = (id(call.func), len(call.args), bool(call.keywords))
+                groups.setdefault(kind, []).append((future, call))
+        for calls in groups.values():
             self._send(calls)
 
     def _send(self, calls: Sequence[Call]) -> None:
         """Send one batch; if an argument cannot be pickled, send each call separately."""
-        function, columns = _columns([call for _, call in calls])
+        from dask.utils import funcname
+
+        first = calls[0][1]
+        function: Callable[..., Any] = first.func
+        columns = [list(column) for column in zip(*(call.args for _, call in calls), strict=True)]
+        if first.keywords or not columns:
+            function, columns = operator.call, [[call for _, call in calls]]
         try:
-            remote = self._client.map(function, *columns, key=_keys(calls), pure=False)
+            # The key begins the tasks' names on Dask's dashboard.
+            remote = self._client.map(function, *columns, key=funcname(first), pure=False)
         except Exception as error:  # noqa: BLE001 (any pickling error belongs to the future)
             if len(calls) == 1:
-                _settle(calls[0][0], error=error)
+                settle(calls[0][0], error=error)
                 return
             for call in calls:
                 self._send([call])
             return
-        self._sent([future for future, _ in calls], remote)
-
-    # Fetching results.
-
-    def _sent(self, futures: list[Future[Any]], remote: list[Any]) -> None:
-        with self._lock:
-            for future, result in zip(futures, remote, strict=True):
-                if future in self._open:
-                    self._open[future] = result
-                else:
-                    self._unwanted.append(result)
-        self._cancel_unwanted()
-        for future, result in zip(futures, remote, strict=True):
+        for (future, _), result in zip(calls, remote, strict=True):
             asyncio.ensure_future(self._await(future, result))  # noqa: RUF006 (referenced by what it awaits)
+            future.add_done_callback(partial(_release, result))
 
     async def _await(self, future: Future[Any], remote: Any) -> None:
         while remote.status in ("pending", "lost"):  # lost: its worker died, and Dask computes it again
             await remote._state.wait()
         if remote.status != "finished":
-            self._fail(future, remote, self._lost())
+            self._fail(future, remote, None)
             return
-        self._finished.append(future)
-        if not self._fetching:
-            self._fetching = True
-            asyncio.ensure_future(self._fetch_all())  # noqa: RUF006
+        self._finished.append((future, remote))
+        if self._fetching is None:
+            self._fetching = asyncio.ensure_future(self._fetch_all())
 
     async def _fetch_all(self) -> None:
         """Fetch finished results. Fetching costs the workers more than computing a small result, so the more calls are
@@ -217,69 +230,34 @@ class DaskExecutor(Executor):
         while self._finished:
             await asyncio.sleep(min(LONGEST_PAUSE, len(self._open) * PAUSE_PER_CALL))
             finished, self._finished = self._finished, []
-            wanted = {future: self._open[future] for future in finished if future in self._open}
-            await self._fetch(wanted)
-        self._fetching = False
+            await self._fetch([(future, remote) for future, remote in finished if not future.cancelled()])
+        self._fetching = None
 
-    async def _fetch(self, wanted: Mapping[Future[Any], Any]) -> None:
+    async def _fetch(self, finished: Sequence[tuple[Future[Any], Any]]) -> None:
         try:
-            values = await self._client.gather(list(wanted.values()), asynchronous=True)
+            values = await self._client.gather([remote for _, remote in finished], asynchronous=True)
         except Exception as error:  # noqa: BLE001 (fetch each one to find out which failed)
-            if len(wanted) > 1:
-                await asyncio.gather(*(self._fetch({future: remote}) for future, remote in wanted.items()))
+            if len(finished) > 1:
+                await asyncio.gather(*(self._fetch([each]) for each in finished))
                 return
-            lost = isinstance(error, OSError | CancelledError)
-            for future, remote in wanted.items():
-                self._fail(future, remote, self._lost() if lost else error)
+            for future, remote in finished:
+                self._fail(future, remote, error)
             return
-        for future, value in zip(wanted, values, strict=True):
-            _settle(future, value)
+        for (future, _), value in zip(finished, values, strict=True):
+            settle(future, value)
 
-    def _fail(self, future: Future[Any], remote: Any, otherwise: Exception) -> None:
-        if remote.status == "error":
-            _settle(future, error=remote._state.exception.with_traceback(remote._state.traceback))
-        else:
-            _settle(future, error=otherwise)
-
-    def _lost(self) -> ClusterLost:
-        self._is_stale = True
-        return ClusterLost(
-            f"The connection to the Dask scheduler of {self._cluster} was lost, and its running tasks with it.",
-            f"Run `oars why {self._cluster}`, and submit the calls again.",
-        )
-
-    # Ending calls.
-
-    def _forget(self, future: Future[Any]) -> None:
-        """Called once for each future, when it is done or cancelled."""
+    def _fail(self, future: Future[Any], remote: Any, error: Exception | None) -> None:
         if future.cancelled():
-            future.set_running_or_notify_cancel()  # wakes wait() and as_completed()
-        with self._lock:
-            remote = self._open.pop(future, None)
-            if remote is None or not future.cancelled():
-                return
-            self._unwanted.append(remote)
-            first = len(self._unwanted) == 1
-        if first:
-            self._in_loop(self._cancel_unwanted)
-
-    def _cancel_unwanted(self) -> None:
-        with self._lock:
-            unwanted, self._unwanted = self._unwanted, []
-        if unwanted:
-            asyncio.ensure_future(self._client.cancel(unwanted, asynchronous=True))  # noqa: RUF006
-
-    def _close_after(self, futures: Sequence[Future[Any]]) -> None:
-        wait_for_all(futures)
-        disconnect(self._client)
-
-
-def _settle(future: Future[Any], value: Any = None, error: BaseException | None = None) -> None:
-    with contextlib.suppress(InvalidStateError):  # it was cancelled meanwhile
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+            return
+        if remote.status == "error":
+            error = remote._state.exception.with_traceback(remote._state.traceback)
+        elif error is None or isinstance(error, OSError | CancelledError):
+            self._scheduler_lost = True
+            error = ClusterLost(
+                f"The connection to the Dask scheduler of {self._cluster} was lost, and its running tasks with it.",
+                f"Run `oars why {self._cluster}`, and submit the calls again.",
+            )
+        settle(future, error=error)
 
 
 def _in_order(last_first: list[Future[Any]], deadline: float | None) -> Iterator[Any]:
@@ -292,25 +270,6 @@ def _in_order(last_first: list[Future[Any]], deadline: float | None) -> Iterator
             future.cancel()
 
 
-def _grouped(calls: Iterable[Call]) -> Iterable[Sequence[Call]]:
-    """Group calls that can be sent as one map of a function; all others form one group."""
-    groups: dict[object, list[Call]] = {}
-    for call in calls:
-        plain = call[1].args and not call[1].keywords
-        groups.setdefault((id(call[1].func), len(call[1].args)) if plain else None, []).append(call)
-    return groups.values()
-
-
-def _columns(calls: Sequence[partial[Any]]) -> tuple[Callable[..., Any], list[Any]]:
-    """A group of calls as a function and the lists of its arguments."""
-    if all(call.args and not call.keywords for call in calls):
-        return calls[0].func, [list(column) for column in zip(*(call.args for call in calls), strict=True)]
-    return operator.call, [list(calls)]
-
-
-def _keys(calls: Sequence[Call]) -> list[str]:
-    """Unique task names that start with the function's name, for Dask's dashboard."""
-    from dask.utils import funcname
-
-    batch = uuid4().hex
-    return [f"{funcname(call)}-{batch}-{number}" for number, (_, call) in enumerate(calls)]
+def _release(remote: Any, future: Future[Any]) -> None:
+    """Let Dask delete the result, or drop the call if it was cancelled: nothing else needs it."""
+    remote.release()

@@ -8,20 +8,20 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
-from oars.engines.dask.scripts import HEAD_PLUGIN, LAUNCH
+from oars.engines.base import script
 from oars.model import Group, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.dask.options import DaskOptions
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
-HEAD_PORTS = (Port("client", 8786), Port("dashboard", 8787, dashboard=True))
-WORKER_PORTS = (Port("http", 8788, on_service=False),)
-HEAD_PROBE, WORKER_PROBE = Probe("dashboard", "/health"), Probe("http", "/health")
+LAUNCH, HEAD_PLUGIN = script(__file__, "launch.py"), script(__file__, "head_plugin.py")
+
 # Read by launch.py: the incarnation that a worker reports, and where it checks that the scheduler is up.
 LAUNCH_ENV = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
 GPU = "GPU"  # Dask's conventional resource name for graphics processors
@@ -119,70 +119,59 @@ def shape(spec: ClusterSpec) -> Shape:
 
 
 def _head(spec: ClusterSpec) -> Group:
+    options = _options(spec)
+    # Dask ignores the preloads of the configuration if the command line has one.
+    scheduler = options.config.get("distributed", {}).get("scheduler") or {}
+    configured = scheduler.get("preload") or []
+    preloads = ["$(file.oars_scheduler.py)", *([configured] if isinstance(configured, str) else configured)]
     arguments = (
         "scheduler",
-        "--protocol", _options(spec).protocol,
+        "--protocol", options.protocol,
         "--host", "$(bind)",
         "--port", "$(port.client)",
         "--dashboard-address", "$(bind):$(port.dashboard)",
-        "--preload", "$(file.oars_scheduler.py)",
-        *_preloads(spec),
+        *(word for preload in preloads for word in ("--preload", str(preload))),
     )  # fmt: skip
-    return Group(
-        name="head",
-        role=Role.HEAD,
-        replicas=1,
-        process=_process(spec, arguments, spec.head.env, HEAD_PORTS, {"oars_scheduler.py": HEAD_PLUGIN}),
-        resources=Resources(cpu=spec.head.cpu, memory=spec.head.memory),
+    process = replace(
+        _process(spec, arguments, spec.head.env),
+        ports=(Port("client", 8786), Port("dashboard", 8787, dashboard=True)),
+        files={"launch.py": LAUNCH, "oars_scheduler.py": HEAD_PLUGIN},
+        probe=Probe("dashboard", "/health"),
     )
-
-
-def _preloads(spec: ClusterSpec) -> Iterator[str]:
-    """Preloads of the configuration: Dask ignores them if the command line has one."""
-    scheduler = _options(spec).config.get("distributed", {}).get("scheduler") or {}
-    preload = scheduler.get("preload") or []
-    for name in [preload] if isinstance(preload, str) else preload:
-        yield from ("--preload", str(name))
+    return Group("head", Role.HEAD, 1, process, Resources(spec.head.cpu, spec.head.memory))
 
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    return Group(
-        name=group.name,
-        role=Role.WORKER,
-        replicas=group.replicas,
-        process=_process(spec, tuple(_worker_arguments(spec, group)), group.env, WORKER_PORTS, {}),
-        resources=Resources(cpu=group.cpu, memory=group.memory, gpu=group.gpu),
-    )
-
-
-def _worker_arguments(spec: ClusterSpec, group: WorkerGroup) -> Iterator[str]:
     """The system chooses the worker's main port; only the scheduler needs it, and learns it from the worker."""
-    yield from ("worker", _address(spec), "--no-nanny", "--name", "$(member)", "--host", "$(host)")
-    yield from ("--dashboard-address", "$(bind):$(port.http)", "--no-dashboard", "--local-directory", "$(dir)")
-    yield from ("--nthreads", str(max(1, math.ceil(group.cpu))))
-    yield from ("--memory-limit", "auto" if group.memory is None else str(group.memory))
-    resources = {**group.resources, **({GPU: group.gpu} if group.gpu else {})}
-    if resources:
-        yield from ("--resources", ",".join(f"{name}={amount:g}" for name, amount in resources.items()))
+    amounts = {**group.resources, **({GPU: group.gpu} if group.gpu else {})}
+    resources = ",".join(f"{name}={amount:g}" for name, amount in amounts.items())
+    arguments = (
+        "worker", _address(spec),
+        "--no-nanny",
+        "--name", "$(member)",
+        "--host", "$(host)",
+        "--dashboard-address", "$(bind):$(port.http)", "--no-dashboard",
+        "--local-directory", "$(dir)",
+        "--nthreads", str(max(1, math.ceil(group.cpu))),
+        "--memory-limit", "auto" if group.memory is None else str(group.memory),
+        *(("--resources", resources) if resources else ()),
+    )  # fmt: skip
+    process = _process(spec, arguments, group.env)
+    return Group(group.name, Role.WORKER, group.replicas, process, Resources(group.cpu, group.memory, group.gpu))
 
 
-def _process(
-    spec: ClusterSpec,
-    arguments: tuple[str, ...],
-    env: Mapping[str, str],
-    ports: tuple[Port, ...],
-    files: Mapping[str, str],
-) -> Process:
+def _process(spec: ClusterSpec, arguments: tuple[str, ...], env: Mapping[str, str]) -> Process:
+    """A worker's process, which is also the base of the head's."""
     return Process(
         argv=("dask", *arguments),
         env={**NANNY_ENV, **_client_env(spec), **spec.env, **env, **LAUNCH_ENV},
-        ports=ports,
-        files={"launch.py": LAUNCH, **files},
+        ports=(Port("http", 8788, on_service=False),),
+        files={"launch.py": LAUNCH},
         entry="$(file.launch.py)",
         preload=PRELOAD,
         late_env=tuple(LAUNCH_ENV),
         stop=Stop("TERM", 5.0),
-        probe=WORKER_PROBE if ports is WORKER_PORTS else HEAD_PROBE,
+        probe=Probe("http", "/health"),
     )
 
 

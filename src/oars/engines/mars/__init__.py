@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oars.engines.base import Engine, Shell
+from oars.engines.base import Engine, Footprint, Shell
 from oars.engines.mars import live, shape
 from oars.engines.packaged import PackagedEngine
 
@@ -23,4 +23,5 @@ engine: Engine = PackagedEngine(
     live,
     Shell(CONNECT, "`client` is a connected Mars session, and the default one."),
     {"distribution": "the two distributions cannot communicate with each other"},
+    Footprint(shared_memory=True, temporary=("mars", "xorbits"), permanent=("mars",)),
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from oars.base.errors import ClusterLost
+from oars.engines.sessions import AFTER_SHUTDOWN, RemoteTraceback
 
 BATCH_SECONDS = 0.25  # target duration of a batch; one that takes four times as long returns its remaining calls
 BATCH_CALLS = 2000
@@ -43,17 +44,6 @@ class Call:
 
     def begin(self) -> bool:
         return self.returned or self.future.set_running_or_notify_cancel()
-
-
-class RemoteTraceback(Exception):
-    """The worker's traceback, which Python shows above the exception itself."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
 
 
 class Worker(NamedTuple):
@@ -98,7 +88,7 @@ class MarsExecutor(Executor):
         future: Future[Any] = Future()
         with self._lock:
             if self._shut:
-                raise RuntimeError("cannot schedule new futures after shutdown")
+                raise RuntimeError(AFTER_SHUTDOWN)
             self._queue.append(Call(future, fn, args, kwargs))
         self._spawn_threads()
         return future
@@ -218,10 +208,16 @@ class MarsExecutor(Executor):
         return len(batch) < room and self._queue[0].kind == kind
 
     def _perform(self, batch: list[Call]) -> None:
+        import cloudpickle
+
         try:
-            payload = _pack(batch)
+            payload = bytes(cloudpickle.dumps([(call.function, call.args, call.kwargs) for call in batch]))
         except Exception as error:  # noqa: BLE001 (any pickling error belongs to the call)
-            self._perform_singly(batch, error)
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+            for call in batch:
+                self._perform([call])
             return
         session = self._session
         try:
@@ -233,14 +229,6 @@ class MarsExecutor(Executor):
         self._learn(batch, len(answers), seconds)
         for call, answer in zip(batch, answers, strict=False):
             _settle(call.future, answer)
-
-    def _perform_singly(self, batch: list[Call], error: Exception) -> None:
-        """Send calls one by one because one of them cannot be pickled."""
-        if len(batch) == 1:
-            batch[0].future.set_exception(error)
-            return
-        for call in batch:
-            self._perform([call])
 
     def _learn(self, batch: list[Call], answered: int, seconds: float) -> None:
         """Update the duration of this kind of calls, and queue the calls that the batch had no time for."""
@@ -271,7 +259,11 @@ class MarsExecutor(Executor):
         while True:
             with self._slot(session) as name:
                 try:
-                    return _run_at(session, name, payload)
+                    # The random name keeps Mars from merging two equal calls.
+                    arguments = (payload, uuid.uuid4().hex, 4 * BATCH_SECONDS)
+                    remote = session.spawn(_runner(), args=arguments, expect_worker=name)
+                    session.client.execute(remote, show_progress=False)
+                    return bytes(session.client.fetch(remote))
                 except Exception as error:
                     self._suspect(name, session)
                     if type(error).__name__ not in NOT_RUN or time.monotonic() > deadline:
@@ -289,13 +281,6 @@ class MarsExecutor(Executor):
                 self._queue.clear()
         for call in batch + rest:
             call.future.set_exception(lost)
-
-
-def _run_at(session: MarsSession, worker: str, payload: bytes) -> bytes:
-    # The random name keeps Mars from merging two equal calls.
-    remote = session.spawn(_runner(), args=(payload, uuid.uuid4().hex, 4 * BATCH_SECONDS), expect_worker=worker)
-    session.client.execute(remote, show_progress=False)
-    return bytes(session.client.fetch(remote))
 
 
 def _explain(error: Exception, gone: str) -> ClusterLost:
@@ -339,12 +324,6 @@ def _runner() -> Callable[[bytes, str, float], bytes]:
         return cloudpickle.dumps((answers, time.perf_counter() - start))  # type: ignore[no-any-return]
 
     return run
-
-
-def _pack(batch: list[Call]) -> bytes:
-    import cloudpickle
-
-    return bytes(cloudpickle.dumps([(call.function, call.args, call.kwargs) for call in batch]))
 
 
 def _settle(future: Future[Any], answer: tuple[bool, bytes]) -> None:

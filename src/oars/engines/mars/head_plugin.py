@@ -170,17 +170,14 @@ async def continue_drain(supervisor: str, worker: str) -> str:
         draining.step = asyncio.ensure_future(drain_exclusively(supervisor, worker, draining))
     await asyncio.wait([draining.step], timeout=0.5)
     if draining.step.done():
-        draining.waits_for = outcome(draining.step)
+        error = draining.step.exception()
+        failure = f"results that could not be moved ({type(error).__name__}: {error})"
+        draining.waits_for = draining.step.result() if error is None else failure
         draining.step = None
         if draining.waits_for and time.time() > draining.deadline:
             del DRAINING[worker]
             await put_in_service(supervisor, worker, draining)
     return draining.waits_for
-
-
-def outcome(step: asyncio.Task[str]) -> str:
-    error = step.exception()
-    return step.result() if error is None else f"results that could not be moved ({type(error).__name__}: {error})"
 
 
 async def cancel_abandoned_drains(supervisor: str) -> None:
@@ -223,7 +220,8 @@ async def drain(supervisor: str, worker: str, draining: Draining) -> str:
     if older:
         return f"{older} running task{'s' if older > 1 else ''} that may need its data"
     for session in sessions:
-        chunks = await held_chunks(supervisor, session, bands)
+        meta = await api("meta.MetaAPI", session, supervisor)
+        chunks = [(key, band) for band in bands for key in await meta.get_band_chunks(band)]
         if chunks:
             draining.moved = time.time()
             waits_for = await move(supervisor, session, chunks)
@@ -267,12 +265,6 @@ async def older_tasks(supervisor: str, sessions: list[str], moment: float) -> in
     return count
 
 
-async def held_chunks(supervisor: str, session: str, bands: list[tuple[str, str]]) -> list[tuple[str, tuple[str, str]]]:
-    """(chunk, band) of all data that a session has on these bands."""
-    meta = await api("meta.MetaAPI", session, supervisor)
-    return [(key, band) for band in bands for key in await meta.get_band_chunks(band)]
-
-
 # Moving data.
 
 
@@ -290,17 +282,13 @@ async def move(supervisor: str, session: str, chunks: list[tuple[str, tuple[str,
             holder = next(targets[band[1]], None)
             if holder is None:
                 return "results that no other worker can take"
-            await copy(session, key, band, holder)
+            storage = await api("storage.StorageAPI", session, holder[0], holder[1])
+            await storage.fetch(key, band_name=band[1], remote_address=band[0])
+            await storage.unpin(key, error="ignore")
             await meta.add_chunk_bands(key, [holder])
         await copy_metadata(session, key, band[0], holder[0])
         await meta.remove_chunk_bands(key, [band])
     return ""
-
-
-async def copy(session: str, key: str, source: tuple[str, str], target: tuple[str, str]) -> None:
-    storage = await api("storage.StorageAPI", session, target[0], target[1])
-    await storage.fetch(key, band_name=source[1], remote_address=source[0])
-    await storage.unpin(key, error="ignore")
 
 
 async def copy_metadata(session: str, key: str, source: str, target: str) -> None:

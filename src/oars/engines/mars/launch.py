@@ -66,8 +66,10 @@ def main() -> None:
     fork_server(short_path(directory))
     reset_after_fork(parts)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    deploy = part(parts["mars"], f"deploy.oscar.{role}")
+    command = deploy.SupervisorCommandRunner() if role == "supervisor" else worker_command(deploy, parts, joined)
     try:
-        runner(parts, role, joined)(arguments)
+        command(arguments)
     finally:
         atexit._run_exitfuncs()  # a forked process does not run them
 
@@ -160,7 +162,10 @@ def fork_server(directory: str) -> None:
     pid = os.fork()
     if pid == 0:
         os.close(held)
-        serve_forks(listener.detach(), alive)
+        try:
+            multiprocessing.forkserver.main(listener.detach(), alive, [])
+        finally:
+            os._exit(0)
     os.close(alive)
     listener.close()
     server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, held, pid
@@ -178,33 +183,17 @@ def start_tracker() -> None:
         os.environ["PYTHONWARNINGS"] = before
 
 
-def serve_forks(listener: int, alive: int) -> None:
-    try:
-        multiprocessing.forkserver.main(listener, alive, [])
-    finally:
-        os._exit(0)
-
-
-def runner(parts: dict[str, str], role: str, joined: str) -> Any:
-    deploy = part(parts["mars"], f"deploy.oscar.{role}")
-    if role == "supervisor":
-        return deploy.SupervisorCommandRunner()
-
-    class Worker(deploy.WorkerCommandRunner):  # type: ignore[name-defined,misc]
+def worker_command(deploy: Any, parts: dict[str, str], joined: str) -> Any:
+    class Worker(deploy.WorkerCommandRunner):  # type: ignore[misc]
         async def start_services(self) -> Any:
             await wait_for_supervisor(parts, self.args.supervisors)
             threading.Thread(target=exit_with_supervisor, args=(self.args.supervisors,), daemon=True).start()
             services = await super().start_services()
-            await accept_connections(joined)
+            host, _, port = joined.rpartition(":")  # accepts connections now that the worker has joined
+            KEEP_ALIVE.append(await asyncio.start_server(lambda _, writer: writer.close(), host, int(port)))
             return services
 
     return Worker()
-
-
-async def accept_connections(address: str) -> None:
-    """Show that the worker has joined."""
-    host, _, port = address.rpartition(":")
-    KEEP_ALIVE.append(await asyncio.start_server(lambda _, writer: writer.close(), host, int(port)))
 
 
 def exit_with_supervisor(address: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire, obstacles
+from oars.engines.base import Wire, drained, obstacles
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
 # Every node reports once per second. One that is silent for this long is gone, whatever Mars has on record.
@@ -60,7 +60,7 @@ async def drain(wire: Wire, members: Sequence[MemberId], deadline: float, force:
     except ValueError as error:
         raise EngineUnreachable(NOT_OUR_SUPERVISOR) from error
     by_address = obstacles(reply, set(addresses.values()), NOT_OUR_SUPERVISOR)
-    waits_for = {member: by_address.get(address, "") for member, address in addresses.items()}
+    waits_for: dict[str, str] = {member: by_address.get(address, "") for member, address in addresses.items()}
     if not force:  # a worker that runs, but at a port that is not known, is not empty for that
         waits_for |= {m: "its port is not known" for m in members if m in known and m not in addresses}
-    return [Drained(member, not waits_for.get(member), waits_for.get(member, "")) for member in members]
+    return drained(members, waits_for)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import importlib
 import json
-from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 from oars.base.errors import ClusterLost, EngineMissing
-from oars.engines import versions
 from oars.engines.base import Access
 from oars.engines.mars.executor import MAX_BATCHES, MarsExecutor, MarsSession, Worker
-from oars.engines.versions import PYTHON
+from oars.engines.sessions import PYTHON, check_versions
 
 HTTP_SECONDS = 10.0
 
@@ -44,7 +43,7 @@ def _executor_session(access: Access) -> MarsSession:
     return MarsSession(
         cluster=access.name,
         client=session,
-        spawn=_spawn(access),
+        spawn=_mars(access, ".remote").spawn,
         workers=partial(_workers, address),
         is_alive=partial(_is_known, address, name),
         close=partial(_delete, address, name),
@@ -54,11 +53,7 @@ def _executor_session(access: Access) -> MarsSession:
 
 def _new_session(access: Access, default: bool) -> Any:
     try:
-        if _distribution(access) == "pymars":
-            from mars.deploy.oscar.session import new_session
-        else:
-            import xorbits  # noqa: F401 (registers its session types)
-            from xorbits._mars.deploy.oscar.session import new_session
+        new_session = _mars(access, ".deploy.oscar.session").new_session
     except ImportError as error:
         raise EngineMissing(
             f"This Python cannot import {_distribution(access)}: {error}.",
@@ -86,24 +81,13 @@ def _check_versions(access: Access) -> None:
         there = {package: env["mars_version"], PYTHON: env["python_version"].split()[0]}
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise _no_session(access, error) from error
-    versions.check(access.name, {package: _own_version(package), PYTHON: versions.python()}, there)
+    # The version that Mars reports differs from that of the package.
+    check_versions(access.name, {package: _mars(access).__version__}, there)
 
 
-def _own_version(package: str) -> str:
-    """The version that Mars reports, which differs from that of the package."""
-    if package == "pymars":
-        from mars import __version__
-    else:
-        from xorbits._mars import __version__
-    return str(__version__)
-
-
-def _spawn(access: Access) -> Any:
-    if _distribution(access) == "pymars":
-        from mars.remote import spawn
-    else:
-        from xorbits._mars.remote import spawn
-    return spawn
+def _mars(access: Access, module: str = "") -> Any:
+    package = "mars" if _distribution(access) == "pymars" else "xorbits._mars"
+    return importlib.import_module(f"{package}{module}")  # noqa: TID251 (two distributions of one library)
 
 
 def _distribution(access: Access) -> str:
@@ -116,11 +100,12 @@ def _workers(address: str) -> dict[str, Worker]:
         nodes = json.loads(_request(address, "GET", "/api/cluster/nodes?role=1&resource=1"))["nodes"]
     except (http.client.HTTPException, ValueError, KeyError) as error:
         raise OSError(f"{address} did not list its workers: {error}") from error
-    return {name: Worker(_processors(node), node["update_time"]) for name, node in nodes.items() if node["resource"]}
-
-
-def _processors(node: Mapping[str, Any]) -> float:
-    return max(1.0, sum(float(band.get("cpu_total", 0.0)) for band in node["resource"].values()))
+    workers = {}
+    for name, node in nodes.items():
+        if node["resource"]:
+            processors = sum(float(band.get("cpu_total", 0.0)) for band in node["resource"].values())
+            workers[name] = Worker(max(1.0, processors), node["update_time"])
+    return workers
 
 
 def _is_known(address: str, session: str) -> bool:

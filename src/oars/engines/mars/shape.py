@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
-from oars.engines.mars.scripts import HEAD_PLUGIN, LAUNCH
+from oars.engines.base import script
 from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.mars.options import MarsOptions
-    from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
+    from oars.spec.cluster import ClusterSpec, WorkerGroup
+
+LAUNCH, HEAD_PLUGIN = script(__file__, "launch.py"), script(__file__, "head_plugin.py")
 
 XORBITS = ("xorbits==0.8.2", "xoscar==0.4.6", "numpy<2", "pandas<2.3", "pyarrow<17", "setuptools<80")
 PYMARS_BUILD = ("setuptools<66", "wheel", "cython<3", "numpy<1.25", "pandas<1.6", "scipy<1.11", "cloudpickle<3")
@@ -36,7 +38,6 @@ LIBRARIES = (
 NODE_TIMEOUT = 30
 # Seconds. Without it Mars never reschedules subtasks that found all slots taken by another session.
 SUBMIT_PERIOD = 0.5
-STOP = Stop(signal="INT", grace=8.0)
 # launch.py sets these names; Mars' own do not identify the member.
 LITTER = ("/dev/shm/oars-$(tag)-*", "/dev/shm/sem.oars-$(tag)-*")
 WEB = {"web": {"host": "$(bind)", "port": "$(port.web)", "extra_discovery_modules": ["oars_head_plugin"]}}
@@ -83,42 +84,36 @@ def shape(spec: ClusterSpec) -> Shape:
     address = "http://$(head.host):$(head.web)"
     distribution = _options(spec).distribution
     return Shape(
-        head=Group("head", Role.HEAD, 1, _supervisor(spec), _head_resources(spec.head)),
-        workers=tuple(_worker_group(spec, group) for group in spec.workers),
+        head=_head(spec),
+        workers=tuple(_workers(spec, group) for group in spec.workers),
         endpoints={"client": address, "dashboard": address},
         image=IMAGES[distribution],
         driver_env={"OARS_MARS_DISTRIBUTION": distribution},
     )
 
 
-def _head_resources(head: Head) -> Resources:
-    return Resources(head.cpu, head.memory, shared_memory=head.memory or 0)
-
-
-def _supervisor(spec: ClusterSpec) -> Process:
+def _head(spec: ClusterSpec) -> Group:
     """One process per processor; the first one also serves the web API."""
+    resources = Resources(spec.head.cpu, spec.head.memory, shared_memory=spec.head.memory or 0)
     sub_ports = _sub_ports(math.ceil(spec.head.cpu) - 1)
     arguments = (
         "--plugin", "$(file.head_plugin.py)",
         "-e", "$(host):$(port.supervisor)", *_port_list(sub_ports), "--n-process", str(len(sub_ports)),
     )  # fmt: skip
-    return Process(
+    process = Process(
         argv=_argv(spec, "supervisor", arguments),
-        env=_env(spec, spec.head.env, _head_resources(spec.head)),
+        env=_env(spec, spec.head.env, resources),
         ports=(Port("supervisor", SUPERVISOR_PORT), Port("web", WEB_PORT, dashboard=True), *sub_ports),
         files={"launch.py": LAUNCH, "head_plugin.py": HEAD_PLUGIN, "config.yml": _config(spec, WEB)},
         probe=Probe("web", "/api/cluster/nodes?role=0"),
         **_common(spec),
     )
+    return Group("head", Role.HEAD, 1, process, resources)
 
 
-def _worker_group(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    resources = Resources(group.cpu, group.memory, group.gpu, group.memory or 0)  # all data is in shared memory
-    return Group(group.name, Role.WORKER, group.replicas, _worker(spec, group, resources), resources)
-
-
-def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Process:
+def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
     """One process per processor and per GPU, one for transfers, and their parent."""
+    resources = Resources(group.cpu, group.memory, group.gpu, group.memory or 0)  # all data is in shared memory
     slots = math.ceil(group.cpu)
     sub_ports = _sub_ports(slots + group.gpu + IO_PROCESSES)
     memory = () if group.memory is None else ("--mem-bytes", str(group.memory))
@@ -128,7 +123,7 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
         "--n-cpu", str(slots), *memory, "--n-io-process", str(IO_PROCESSES),
         "--cuda-devices", ",".join(str(device) for device in range(group.gpu)),
     )  # fmt: skip
-    return Process(
+    process = Process(
         argv=_argv(spec, "worker", arguments),
         env=_env(spec, group.env, resources),
         ports=(Port("worker", WORKER_PORT), Port("joined", JOINED_PORT), *sub_ports),
@@ -136,6 +131,7 @@ def _worker(spec: ClusterSpec, group: WorkerGroup, resources: Resources) -> Proc
         probe=Probe("joined"),
         **_common(spec),
     )
+    return Group(group.name, Role.WORKER, group.replicas, process, resources)
 
 
 def _argv(spec: ClusterSpec, role: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,22 +142,18 @@ def _argv(spec: ClusterSpec, role: str, arguments: tuple[str, ...]) -> tuple[str
 
 
 def _common(spec: ClusterSpec) -> dict[str, Any]:
-    return {
-        "entry": "$(file.launch.py)",
-        "preload": _preload(spec),
-        "late_env": LATE_ENV,
-        "stop": STOP,
-        "litter": LITTER,
-    }
-
-
-def _preload(spec: ClusterSpec) -> tuple[str, ...]:
-    """All modules that members import when they start or when they get their first task."""
+    # Preload all modules that members import when they start or when they get their first task.
     package = PACKAGES[_options(spec).distribution]
     services = (f"services.{service}.{role}" for service in SERVICES for role in ("supervisor", "worker"))
     pages = (f"services.{service}.api.web" for service in SERVICES if service != "subtask")
     modules = ("deploy.oscar.supervisor", "deploy.oscar.worker", *services, *pages, *LIBRARIES)
-    return (*(f"{package}.{module}" for module in modules), "sqlalchemy", "uvloop")
+    return {
+        "entry": "$(file.launch.py)",
+        "preload": (*(f"{package}.{module}" for module in modules), "sqlalchemy", "uvloop"),
+        "late_env": LATE_ENV,
+        "stop": Stop(signal="INT", grace=8.0),
+        "litter": LITTER,
+    }
 
 
 def _sub_ports(count: int) -> tuple[Port, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oars.engines.base import Engine, Shell
+from oars.engines.base import Engine, Footprint, Shell
 from oars.engines.packaged import PackagedEngine
 from oars.engines.ray import live, shape
 
@@ -13,4 +13,5 @@ engine: Engine = PackagedEngine(
     live,
     Shell("import ray\nclient = ray\nray.init(log_to_driver=True)", "`client` is the connected ray module."),
     {"auth": "connected clients and workers use the old setting"},
+    Footprint(shared_memory=True, temporary=("ray",), permanent=("ray",)),
 )

@@ -6,34 +6,23 @@ reports results on its own thread, which must not block, so another thread sets 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, InvalidStateError
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from oars.base.errors import ClusterLost
 from oars.engines.ray import calls
 from oars.engines.ray.link import Link
+from oars.engines.sessions import AFTER_SHUTDOWN, RemoteTraceback, settle
 
 CACHE_SIZE = 256  # of pickled functions
 INLINE_LIMIT = 64 * 1024  # bytes; larger functions are sent through the object store
 CHUNKS_PER_CPU = 16  # of one map: few enough to be fast, enough to keep all processors busy until the end
 MAX_CHUNK = 100
 LOSS_SECONDS = 0.5  # Ray may report a lost node this long before the Link notices a lost head
-
-
-class RemoteTraceback(Exception):
-    """The worker's traceback, as the cause of the exception that a future raises."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return f"\n{self.text}"
 
 
 class RayFuture(Future[Any]):
@@ -75,7 +64,7 @@ class RayExecutor(Executor):
         future = RayFuture(self._cancel)
         with self._lock:
             if self._closed:
-                raise RuntimeError("cannot schedule new futures after shutdown")
+                raise RuntimeError(AFTER_SHUTDOWN)
             if self._link.lost.is_set():
                 raise self._link.error()
             self._pending.add(future)
@@ -92,16 +81,13 @@ class RayExecutor(Executor):
     ) -> Iterator[Any]:
         """As in concurrent.futures. Many short calls are sent together; chunksize=1 sends each by itself."""
         items = list(zip(*iterables, strict=False))
-        size = chunksize or self._chunk_size(len(items))
+        processors = max(1.0, self._link.ray.cluster_resources().get("CPU", 1.0))
+        size = chunksize or max(1, min(MAX_CHUNK, int(len(items) / (CHUNKS_PER_CPU * processors))))
         if size == 1:
             return super().map(fn, *zip(*items, strict=True), timeout=timeout)
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         results = super().map(calls.run_chunk, itertools.repeat(fn), chunks, timeout=timeout)
         return itertools.chain.from_iterable(results)
-
-    def _chunk_size(self, count: int) -> int:
-        processors = max(1.0, self._link.ray.cluster_resources().get("CPU", 1.0))
-        return max(1, min(MAX_CHUNK, int(count / (CHUNKS_PER_CPU * processors))))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:
@@ -120,11 +106,7 @@ class RayExecutor(Executor):
     def _deliver(self) -> None:
         for future, result in iter(self._results.get, None):
             error = self._error(result)
-            with contextlib.suppress(InvalidStateError):  # it was cancelled
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
+            settle(future, result, error)
             self._forget(future)
             del future, result, error  # do not keep them alive while waiting for the next one
         self._link.on_loss.discard(self._fail)
@@ -156,8 +138,7 @@ class RayExecutor(Executor):
         with self._lock:
             pending = list(self._pending)
         for future in pending:
-            with contextlib.suppress(InvalidStateError):  # it was cancelled
-                future.set_exception(error)
+            settle(future, error=error)
             self._forget(future)
 
 
@@ -171,20 +152,17 @@ class RemoteCalls:
         self._cache: dict[Callable[..., Any], tuple[Any, Any]] = {}
 
     def start(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        task, pickled = self._prepared(function)
+        try:
+            task, pickled = self._cache[function]
+        except KeyError:
+            if len(self._cache) >= CACHE_SIZE:
+                self._cache.clear()
+            task, pickled = self._cache[function] = self._prepare(function)
+        except TypeError:  # not hashable
+            task, pickled = self._prepare(function)
         return task.remote(pickled, *arguments, **options)
 
-    def _prepared(self, function: Callable[..., Any]) -> tuple[Any, Any]:
-        try:
-            return self._cache[function]
-        except KeyError:
-            return self._cache.setdefault(function, self._prepare(function))
-        except TypeError:  # not hashable
-            return self._prepare(function)
-
     def _prepare(self, function: Callable[..., Any]) -> tuple[Any, Any]:
-        if len(self._cache) >= CACHE_SIZE:
-            self._cache.clear()
         pickled = self._ray.cloudpickle.dumps(function)
         name = getattr(function, "__name__", type(function).__name__)
         return self._run.options(name=name), pickled if len(pickled) < INLINE_LIMIT else self._ray.put(pickled)

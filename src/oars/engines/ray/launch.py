@@ -32,11 +32,12 @@ def main() -> None:
     ray_module("_raylet").Config.initialize("")
     directory = take_option("--temp-dir")
     link = shorten(directory)
-    stay_on_loopback()
-    skip_graceful_shutdown()
+    ray_module("_private.services").resolve_ip_for_localhost = lambda host: host
+    ray_module("_private.ray_constants").RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
     add_pid_to_names()
-    if os.environ.get("OARS_RAY_MINIMAL_AGENTS"):
-        use_minimal_agents()
+    if os.environ.get("OARS_RAY_MINIMAL_AGENTS"):  # make Ray behave as in an installation without the dashboard
+        error = ImportError("the dashboard is switched off")
+        ray_module("_private.utils").get_dashboard_dependency_error = lambda: error
     announce_agent_ports()
     address = find_option("--address")
     if address is None:
@@ -75,14 +76,6 @@ def shorten(directory: str) -> str:
     return link
 
 
-def stay_on_loopback() -> None:
-    ray_module("_private.services").resolve_ip_for_localhost = lambda host: host
-
-
-def skip_graceful_shutdown() -> None:
-    ray_module("_private.ray_constants").RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
-
-
 def add_pid_to_names() -> None:
     node_class = ray_module("_private.node").Node
     name: Callable[..., str] = node_class._make_inc_temp
@@ -91,11 +84,6 @@ def add_pid_to_names() -> None:
         return name(node, suffix, f"{prefix}-{os.getpid()}", directory_name)
 
     node_class._make_inc_temp = named
-
-
-def use_minimal_agents() -> None:
-    """Make Ray behave as in an installation without the dashboard."""
-    ray_module("_private.utils").get_dashboard_dependency_error = lambda: ImportError("the dashboard is switched off")
 
 
 def announce_agent_ports() -> None:

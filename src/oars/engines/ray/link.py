@@ -19,7 +19,7 @@ from typing import Any
 
 from oars.base.errors import ClusterLost, EngineMissing, EngineUnreachable, UsageError
 from oars.engines.base import Access
-from oars.engines.versions import PYTHON, mismatch
+from oars.engines.sessions import PYTHON, version_mismatch
 
 CONNECT_SECONDS = 5.0
 RECONNECT_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
@@ -80,7 +80,7 @@ class Link:
             there, here = (
                 dict(zip(("Ray", PYTHON), pair, strict=True)) for pair in (found.groups()[:2], found.groups()[2:])
             )
-            raise mismatch(access.name, here, there) from error
+            raise version_mismatch(access.name, here, there) from error
 
     @property
     def usable(self) -> bool:
@@ -106,25 +106,17 @@ class Link:
 
     def _watch(self) -> None:
         while not self._closing:
-            self._wait_until_closed()
-            if self._closing:
-                return
-            if not self._same_head():
+            with contextlib.suppress(OSError):  # a reset ends the connection too
+                while self._socket.recv(4096):
+                    pass
+            if not self._closing and not self._same_head():
                 self._lose()
                 return
 
-    def _wait_until_closed(self) -> None:
-        try:
-            while self._socket.recv(4096):
-                pass
-        except OSError:
-            pass  # a reset ends the connection too
-
     def _same_head(self) -> bool:
         """True if the head still runs: it closes connections that are silent for two minutes."""
-        host, port = _split(self.address)
         try:
-            self._socket = socket.create_connection((host, port), CONNECT_SECONDS)
+            self._socket = socket.create_connection(_split(self.address), CONNECT_SECONDS)
             self._socket.settimeout(None)
             if self._is_ray_client:
                 return bool(self.ray.util.client.ray.get_context().client_worker.ping_server(CONNECT_SECONDS))
@@ -208,9 +200,8 @@ def _import_ray() -> Any:
 
 def _dial(access: Access) -> socket.socket:
     """Connect before Ray does: Ray blocks for most of a minute if nothing listens."""
-    host, port = _split(access.address)
     try:
-        connection = socket.create_connection((host, port), CONNECT_SECONDS)
+        connection = socket.create_connection(_split(access.address), CONNECT_SECONDS)
     except OSError as error:
         raise EngineUnreachable(
             f"The head of the Ray cluster {access.name!r} does not reply at {access.address}: {error}.",

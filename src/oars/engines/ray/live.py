@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Wire
-from oars.engines.ray.scripts import HEAD_HELPER
+from oars.engines.base import Wire, drained, script
 from oars.engines.ray.shape import INCARNATION_LABEL, MEMBER_LABEL
 from oars.model import HEAD, Drained, MemberId, MemberView, View
 
+HEAD_HELPER = script(__file__, "head_helper.py")
 ATTEMPT_SECONDS = 5.0  # of one drain request; the loop repeats it, and reports what the worker waits for in between
 
 Node = Mapping[str, Any]
@@ -68,17 +68,12 @@ async def drain(wire: Wire, members: Sequence[MemberId], deadline: float, force:
     nodes = {node["labels"][MEMBER_LABEL]: node for node in await _nodes(wire) if _is_current(wire, node)}
     ids = [nodes[member]["node"] for member in members if member in nodes]
     if not ids:
-        return [Drained(member, True) for member in members]
+        return drained(members, {})
     seconds = min(deadline, ATTEMPT_SECONDS)
     request = {"op": "drain", "address": _address(wire), "nodes": ids, "seconds": seconds, "force": force}
     accepted = await wire.ask(HEAD_HELPER, request)
-    return [_drained(member, nodes.get(member), accepted, force) for member in members]
-
-
-def _drained(member: MemberId, node: Node | None, accepted: Mapping[str, bool], force: bool) -> Drained:
-    if node is None or force or accepted[node["node"]]:
-        return Drained(member, True)
-    return Drained(member, False, _obstacle(node))
+    left = {m: nodes[m] for m in members if m in nodes and not accepted[nodes[m]["node"]] and not force}
+    return drained(members, {member: _obstacle(node) for member, node in left.items()})
 
 
 def _obstacle(node: Node) -> str:

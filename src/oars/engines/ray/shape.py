@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
-from oars.engines.ray.scripts import LAUNCH
+from oars.engines.base import script
 from oars.model import Group, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.ray.options import RayOptions
     from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
+
+LAUNCH = script(__file__, "launch.py")
 
 MEMBER_LABEL = "oars.dev/member"
 INCARNATION_LABEL = "oars.dev/incarnation"
@@ -147,23 +149,18 @@ def shape(spec: ClusterSpec) -> Shape:
         dashboard_secret="token" if dashboard and options.auth == "token" else "",
         image="rayproject/ray:2.60.0-py311",
         needs_helper=True,
-        driver_env=_driver_env(spec),
+        driver_env={  # lets `ray.init()` find the cluster
+            **_auth(spec),
+            "RAY_ADDRESS": "$(head.host):$(head.client)",
+            # Without it Ray replaces a loopback address by the machine's external one, where nothing listens. The name
+            # comes from the systems on which "0" is the default.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            RECONNECT_TIMEOUT: str(DRIVER_RECONNECT_SECONDS),
+        },
         outside_env={"RAY_ADDRESS": OUTSIDE},
         log_patterns=LOG_PATTERNS,
     )
-
-
-def _driver_env(spec: ClusterSpec) -> dict[str, str]:
-    """Lets `ray.init()` find the cluster."""
-    return {
-        **_auth(spec),
-        "RAY_ADDRESS": "$(head.host):$(head.client)",
-        # Without it Ray replaces a loopback address by the machine's external one, where nothing listens. The name
-        # comes from the systems on which "0" is the default.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        RECONNECT_TIMEOUT: str(DRIVER_RECONNECT_SECONDS),
-    }
 
 
 def _auth(spec: ClusterSpec) -> dict[str, str]:
@@ -226,20 +223,15 @@ def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], gr
 
 
 def _resources(spec: ClusterSpec, member: Head | WorkerGroup, where: str, gpu: int = 0) -> Resources:
-    """The object store is part of the memory and must leave some for tasks."""
-    store = _store(spec, member.memory) or 0
+    """The object store is part of the memory and must leave some for tasks. Without both sizes Ray chooses its own."""
+    share = 0 if member.memory is None else max(MIN_OBJECT_STORE, int(member.memory * OBJECT_STORE_SHARE))
+    store = _options(spec).object_store_memory or share
     if member.memory is not None and store >= member.memory:
         raise SpecError(
             f"{where}.memory must be larger than Ray's object store, which takes {store / 2**20:.0f}Mi of it.",
             f"Raise {where}.memory, or lower ray.objectStoreMemory if it is set.",
         )
     return Resources(member.cpu, member.memory, gpu, store)
-
-
-def _store(spec: ClusterSpec, memory: int | None) -> int | None:
-    """Bytes of shared memory for objects; None: Ray chooses."""
-    share = None if memory is None else max(MIN_OBJECT_STORE, int(memory * OBJECT_STORE_SHARE))
-    return _options(spec).object_store_memory or share
 
 
 def _cpus(cpu: float) -> int:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import http.client
@@ -40,8 +41,13 @@ class Scripts:
         self.idle: dict[str, list[subprocess.Popen[str]]] = {}
 
     def ask(self, script: str, request: Any) -> Any:
-        key = hashlib.sha256(script.encode()).hexdigest()
-        running = self.take(key) or self.start(key, script)
+        key, running = hashlib.sha256(script.encode()).hexdigest(), None
+        with self.lock:
+            idle = self.idle.setdefault(key, [])
+            while idle and (running is None or running.poll() is not None):
+                running = idle.pop()
+        if running is None or running.poll() is not None:
+            running = self.start(key, script)
         try:
             assert running.stdin is not None and running.stdout is not None
             running.stdin.write(json.dumps(request) + "\n")
@@ -54,17 +60,8 @@ class Scripts:
             running.wait()
             return {"error": "the helper's script ended"}
         with self.lock:
-            self.idle.setdefault(key, []).append(running)
+            idle.append(running)
         return json.loads(line)
-
-    def take(self, key: str) -> subprocess.Popen[str] | None:
-        with self.lock:
-            idle = self.idle.get(key, [])
-            while idle:
-                found = idle.pop()
-                if found.poll() is None:
-                    return found
-        return None
 
     def start(self, key: str, script: str) -> subprocess.Popen[str]:
         path = os.path.join(tempfile.gettempdir(), f"oars-{key[:16]}.py")
@@ -115,81 +112,58 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Log nothing: the control loop sends requests all the time."""
 
 
-class Owner:
-    """Measures how long the owner has not renewed the Lease. Only the local clock is used, from one observed change of
-    the Lease to the next, so clock skew does not matter."""
+class OwnerWatch:
+    """Deletes the cluster when its owner has not renewed the Lease for `timeout` seconds (0: never). Only the local
+    clock is used, from one observed change of the Lease to the next, so clock skew does not matter."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, namespace: str, name: str, timeout: float = ORPHAN_TIMEOUT) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.timeout = timeout
         self.renew_time = ""
-        self.changed_at = now
-
-    def silence(self, status: int, lease: Any, now: float) -> float:
-        """Seconds since the last renewal, given another read of the Lease. Time while the API server is unreachable
-        does not count, for the owner cannot renew then. A missing Lease counts: a live owner would recreate it."""
-        renew_time = str(lease.get("spec", {}).get("renewTime", ""))
-        if status == 200 and renew_time != self.renew_time:
-            self.renew_time, self.changed_at = renew_time, now
-        elif status not in (200, 404):
-            self.changed_at = now
-        return now - self.changed_at
-
-
-def read_orphan_timeout(lease: Any, before: float) -> float:
-    """The orphan timeout in seconds that the Lease states, or `before` if it states none. 0: no timeout."""
-    try:
-        return float((lease.get("metadata", {}).get("annotations") or {})[ORPHANED_ANNOTATION])
-    except (KeyError, ValueError):
-        return before
-
-
-class OnceLogger:
-    """Logs each problem once, not in every poll, until `reset`."""
-
-    def __init__(self) -> None:
+        self.changed_at = time.monotonic()
         self.logged: set[str] = set()
 
+    def run(self) -> None:
+        while True:
+            time.sleep(min(POLL_SECONDS, self.timeout / 4 or POLL_SECONDS))
+            self.poll()
+
+    def poll(self) -> None:
+        """Read the Lease once. Time while the API server is unreachable does not count, for the owner cannot renew
+        then. A missing Lease counts: a live owner would recreate it."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases/{self.name}"
+        status, lease = call("GET", path)
+        with contextlib.suppress(KeyError, ValueError):  # else the last timeout stays
+            self.timeout = float((lease.get("metadata", {}).get("annotations") or {})[ORPHANED_ANNOTATION])
+        now, renew_time = time.monotonic(), str(lease.get("spec", {}).get("renewTime", ""))
+        if status == 200 and renew_time != self.renew_time:
+            self.renew_time, self.changed_at = renew_time, now
+            self.logged.clear()
+        elif status not in (200, 404):
+            self.changed_at = now
+        if status == 403:
+            self.log_refusal("get", f"lease {self.name}", lease, "nobody notices if the owner is gone.")
+        elif status == 404 and self.timeout:
+            message = f"The Lease {self.name} is gone: without its owner the cluster is removed in"
+            self.log(f"{message} {self.timeout:.0f} s.")
+        if self.timeout and now - self.changed_at > self.timeout:
+            self.log(f"The owner has been silent for {self.timeout:.0f} s: removing the cluster.")
+            path = f"/api/v1/namespaces/{self.namespace}/configmaps/{self.name}"
+            status, answer = call("DELETE", path, {"propagationPolicy": "Background"})
+            if status == 403:
+                self.log_refusal("delete", f"configmap {self.name}", answer, "the cluster stays: use `oars down`.")
+
+    def log_refusal(self, verb: str, what: str, answer: Any, effect: str) -> None:
+        reason = answer.get("message", "forbidden")
+        self.log(f"This pod's service account needs the right to {verb} the {what} ({reason}). Until then {effect}")
+
     def log(self, message: str) -> None:
+        """Log each problem once, not in every poll, until the owner renews the Lease."""
         if message not in self.logged:
             self.logged.add(message)
             sys.stderr.write(f"{message}\n")
             sys.stderr.flush()  # older Pythons buffer stderr
-
-    def reset(self) -> None:
-        self.logged.clear()
-
-
-def watch_owner(namespace: str, name: str, timeout: float = ORPHAN_TIMEOUT) -> None:
-    """Delete the cluster when its owner has not renewed the Lease for `timeout` seconds."""
-    owner, logger = Owner(time.monotonic()), OnceLogger()
-    while True:
-        time.sleep(min(POLL_SECONDS, timeout / 4 or POLL_SECONDS))
-        status, lease = call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
-        timeout = read_orphan_timeout(lease, timeout)
-        silence = owner.silence(status, lease, time.monotonic())
-        if status == 200 and silence == 0:
-            logger.reset()
-        elif status == 403:
-            logger.log(
-                f"{missing_right('get', f'lease {name}', lease)} Until then nobody notices if the owner is gone."
-            )
-        elif status == 404 and timeout:
-            logger.log(f"The Lease {name} is gone: without its owner the cluster is removed in {timeout:.0f} s.")
-        if timeout and silence > timeout:
-            logger.log(f"The owner has been silent for {timeout:.0f} s: removing the cluster.")
-            remove(namespace, name, logger)
-
-
-def remove(namespace: str, name: str, logger: OnceLogger) -> None:
-    path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
-    status, answer = call("DELETE", path, {"propagationPolicy": "Background"})
-    if status == 403:
-        logger.log(
-            f"{missing_right('delete', f'configmap {name}', answer)} Until then the cluster stays: use `oars down`."
-        )
-
-
-def missing_right(verb: str, what: str, answer: Any) -> str:
-    return f"This pod's service account needs the right to {verb} the {what} ({answer.get('message', 'forbidden')})."
 
 
 def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -212,7 +186,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the kernel ignores SIGTERM for process 1 without a handler
     lease = os.environ.get("OARS_LEASE")
     if lease:
-        threading.Thread(target=watch_owner, args=lease.split("/"), daemon=True).start()
+        namespace, name = lease.split("/")
+        threading.Thread(target=OwnerWatch(namespace, name).run, daemon=True).start()
     server = http.server.ThreadingHTTPServer(("", int(os.environ["OARS_HELPER_PORT"])), Handler)
     server.daemon_threads = True
     server.serve_forever()

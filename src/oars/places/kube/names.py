@@ -18,12 +18,10 @@ APPLIED = "oars.dev/applied"  # annotation: fingerprint of what was applied, so 
 ROLLOUT = "deployment.kubernetes.io/revision"  # annotation of a Deployment: number of its rollouts
 FILES = "oars.dev/files"  # annotation of pods that mount files of the engine: hash of their content
 LEAVING = "oars.dev/leaving"  # annotation of a drained pod whose Deployment has been scaled down
-ORPHANED = (
-    "oars.dev/orphaned"  # annotation of the Lease: seconds that the cluster outlives its owner; helper.py reads it
-)
-FORCE = (
-    "oars.dev/force-generation"  # annotation of a resource: workers of this generation may be removed with their data
-)
+# Annotation of the Lease: seconds that the cluster outlives its owner; helper.py reads it.
+ORPHANED = "oars.dev/orphaned"
+# Annotation of a resource: workers of this generation may be removed with their data.
+FORCE = "oars.dev/force-generation"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 # Labels of the operator's pods. A cluster's NetworkPolicy admits pods that have them.

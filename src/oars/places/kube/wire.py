@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oars.base.errors import EngineUnreachable, OarsError
@@ -37,13 +37,21 @@ class Reach:
         """The host:port to connect to."""
         if not self._forward:
             return f"{ip}:{port}"
-        if outdated := self._outdated(pod):
-            await _close_all(outdated)
+        # Close the port-forwards to pods that this one replaced. A late request to an older pod does not close those of
+        # its successor.
+        if pod not in self._pods:
+            self._pods.append(pod)
+        before = self._pods[: self._pods.index(pod)]
+        await self._close([key for key in self._forwards if key[0] in before])
         if await self._can_dial(ip, port):
             return f"{ip}:{port}"
         async with self._lock:
             if (pod, port) not in self._forwards:
-                forwarder = Forwarder(self._client, lambda: _target(self._namespace, pod, port))
+
+                async def target() -> tuple[str, str, int]:
+                    return self._namespace, pod, port
+
+                forwarder = Forwarder(self._client, target)
                 self._forwards[pod, port] = forwarder, await forwarder.start()
             return f"127.0.0.1:{self._forwards[pod, port][1]}"
 
@@ -66,27 +74,13 @@ class Reach:
         """Dial again before the next use: the pod may have become unreachable, e.g. because of a NetworkPolicy."""
         self._direct.pop(ip, None)
 
-    def _outdated(self, pod: str) -> list[Forwarder]:
-        """Remove and return the port-forwards to pods that this one replaced. A late request to an older pod does not
-        close the port-forwards of its successor."""
-        if pod not in self._pods:
-            self._pods.append(pod)
-        before = self._pods[: self._pods.index(pod)]
-        return [self._forwards.pop(key)[0] for key in list(self._forwards) if key[0] in before]
-
     async def close(self) -> None:
-        forwarders = [forwarder for forwarder, _ in self._forwards.values()]
-        self._forwards.clear()
-        await _close_all(forwarders)
+        await self._close(list(self._forwards))
 
-
-async def _close_all(forwarders: Iterable[Forwarder]) -> None:
-    """Close them even if the caller is cancelled: nothing else refers to them."""
-    await asyncio.shield(asyncio.gather(*(forwarder.close() for forwarder in forwarders)))
-
-
-async def _target(namespace: str, pod: str, port: int) -> tuple[str, str, int]:
-    return namespace, pod, port
+    async def _close(self, keys: Sequence[tuple[str, int]]) -> None:
+        """Close them even if the caller is cancelled: nothing else refers to them."""
+        if forwarders := [self._forwards.pop(key)[0] for key in keys]:
+            await asyncio.shield(asyncio.gather(*(forwarder.close() for forwarder in forwarders)))
 
 
 class KubeWire:
@@ -113,10 +107,9 @@ class KubeWire:
         are drained; they have the ports of any other group, for an engine uses the same ports in every pod."""
         if member.role is Role.HEAD:
             return self._shape.head.process.ports
-        groups = {group.name: group for group in self._shape.workers}
-        others = next(iter(groups.values()), None)
-        group = groups.get(member.group.partition("@")[0], others)
-        return group.process.ports if group else ()
+        ports = {group.name: group.process.ports for group in self._shape.workers}
+        others = next(iter(ports.values()), ())
+        return ports.get(member.group.partition("@")[0], others)
 
     @property
     def incarnations(self) -> Mapping[MemberId, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -19,13 +18,14 @@ from typing import Any
 
 from oars.base.errors import StartFailed
 from oars.base.log import get_logger, pairs
-from oars.places.local.process import exit_from_status, identify, send
+from oars.places.local.process import MEMBER, exit_from_status, identify, send
 from oars.places.process.machine import UNKNOWN_EXIT, Exit
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
 SPAWN_SECONDS = 60.0  # importing an engine on a cold, busy machine takes long
 HISTORY = 1000  # children whose exit is remembered
 CLOSE_SECONDS = 5.0
+LABEL_WIDTH = 256  # room in the fork server's environment for the label of a child
 
 log = get_logger(__name__)
 
@@ -58,7 +58,7 @@ class ForkServerClient:
             self._process = subprocess.Popen(
                 [python, str(FORK_SERVER), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=dict(env), pass_fds=[theirs.fileno()], start_new_session=True,
+                env={**env, MEMBER: " " * LABEL_WIDTH}, pass_fds=[theirs.fileno()], start_new_session=True,
             )  # fmt: skip
         theirs.close()
         self._reader: asyncio.Task[None] | None = None
@@ -77,7 +77,7 @@ class ForkServerClient:
         if new:
             self._preloaded.update(new)
             # A few hundred bytes on an empty socket buffer: never blocks.
-            self._channel.sendall(_line({"op": "preload", "modules": new}))
+            self._channel.sendall(json.dumps({"op": "preload", "modules": new}).encode() + b"\n")
 
     async def spawn(self, launch: Launch, pipe: socket.socket | None = None) -> int:
         """Start the process and return its pid. `pipe` becomes its stdin and stdout."""
@@ -85,16 +85,20 @@ class ForkServerClient:
         self._reader = self._reader or loop.create_task(self._read())
         number, self._next = self._next, self._next + 1
         self._spawned[number] = loop.create_future()
-        message = {
-            "op": "spawn", "id": number, "argv": list(launch.argv), "entry": launch.entry, "env": dict(launch.env),
-            "cwd": launch.cwd, "log": launch.log, "title": launch.title, "pipe": pipe is not None,
-        }  # fmt: skip
-        await self._send(_line(message), pipe)
+        message = {"op": "spawn", "id": number, "pipe": pipe is not None, **vars(launch)}
+        data = json.dumps(message, default=dict).encode() + b"\n"
         try:
+            if pipe is not None:
+                # The descriptor travels with the first byte; the rest follows as plain data.
+                socket.send_fds(self._channel, [data[:1]], [pipe.fileno()])
+                data = data[1:]
+            await loop.sock_sendall(self._channel, data)
             async with asyncio.timeout(SPAWN_SECONDS):
                 return await self._spawned[number]
         except TimeoutError:
             raise StartFailed(f"{launch.title} was not started within {SPAWN_SECONDS:.0f} s.") from None
+        except OSError as error:
+            raise StartFailed(f"The process that starts members is gone: {error}.") from error
         finally:
             self._spawned.pop(number, None)
 
@@ -114,57 +118,33 @@ class ForkServerClient:
             del self._children[next(iter(self._children))]
         return self._children[pid]
 
-    async def _send(self, data: bytes, pipe: socket.socket | None) -> None:
-        try:
-            if pipe is not None:
-                # The descriptor travels with the first byte; the rest follows as plain data.
-                socket.send_fds(self._channel, [data[:1]], [pipe.fileno()])
-                data = data[1:]
-            await asyncio.get_running_loop().sock_sendall(self._channel, data)
-        except OSError as error:
-            raise StartFailed(f"The process that starts members is gone: {error}.") from error
-
     async def _read(self) -> None:
-        try:
-            await self._read_messages()
-        finally:
-            self._fail_pending()
-
-    async def _read_messages(self) -> None:
-        """Handle messages until the fork server ends."""
+        """Handle messages until the fork server ends. Then pending spawns fail, and exits of children are unknown."""
         buffer = b""
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                data = await loop.sock_recv(self._channel, 65536)
-            except OSError:
-                data = b""
-            if not data:
-                return
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                self._handle(json.loads(line))
-
-    def _fail_pending(self) -> None:
-        """The fork server is gone: fail pending spawns, and set the exit of running children to unknown."""
-        for future in self._spawned.values():
-            if not future.done():
-                future.set_exception(StartFailed("The process that starts members died.", "", ()))
-        for child in self._children.values():
-            if not child.done():
-                child.set_result(UNKNOWN_EXIT)
+        try:
+            with contextlib.suppress(OSError):
+                while data := await loop.sock_recv(self._channel, 65536):
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    for line in lines:
+                        self._handle(json.loads(line))
+        finally:
+            for future in self._spawned.values():
+                if not future.done():
+                    future.set_exception(StartFailed("The process that starts members died."))
+            for child in self._children.values():
+                if not child.done():
+                    child.set_result(UNKNOWN_EXIT)
 
     def _handle(self, message: dict[str, Any]) -> None:
         if "exited" in message:
             self._child(message["exited"]).set_result(exit_from_status(message["status"]))
             self._on_exit()
-        elif "spawned" in message:
-            self._handle_spawned(message)
-        else:
+            return
+        if "failed" in message:
             for module, error in message["failed"].items():  # a member that needs the module reports the error itself
                 log.info(pairs("not preloaded", module=module, error=error))
-
-    def _handle_spawned(self, message: dict[str, Any]) -> None:
+            return
         future = self._spawned.get(message["spawned"])
         if future is None or future.done():
             identity = identify(message.get("pid", 0))
@@ -191,17 +171,3 @@ class ForkServerClient:
             return
         self._process.kill()
         self._process.wait()
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
-
-
-def base_environment(environ: Mapping[str, str], python: str, drop: Sequence[str] = ()) -> dict[str, str]:
-    """The environment that members inherit from the process that started the cluster, without the variables of another
-    cluster, and with the engine's own programs first on the PATH."""
-    unwanted = {*drop, "PYTHONHOME", "__PYVENV_LAUNCHER__"}
-    env = {k: v for k, v in environ.items() if k not in unwanted and not k.startswith("OARS_")}
-    env["PATH"] = os.pathsep.join([str(Path(python).parent), env.get("PATH", os.defpath)])
-    env["PYTHONUNBUFFERED"] = "1"
-    return env

@@ -27,6 +27,7 @@ import sys
 from typing import Any
 
 PR_SET_NAME = 15
+LABEL = "OARS_MEMBER"
 
 
 def main() -> None:
@@ -37,10 +38,6 @@ def main() -> None:
         end.setblocking(False)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    serve(channel, woken)
-
-
-def serve(channel: socket.socket, woken: socket.socket) -> None:
     buffer = b""
     descriptors: list[int] = []
     while True:
@@ -59,6 +56,7 @@ def serve(channel: socket.socket, woken: socket.socket) -> None:
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
+    """Data and descriptors; socket.recv_fds is missing in Python 3.8, which pymars may run in."""
     size = array.array("i").itemsize
     data, ancillary, _, _ = channel.recvmsg(65536, socket.CMSG_SPACE(8 * size))
     received = array.array("i")
@@ -72,7 +70,7 @@ def handle(channel: socket.socket, message: dict[str, Any], descriptors: list[in
     if message["op"] == "preload":
         reply(channel, preload(message["modules"]))
         return
-    pipe = descriptors.pop(0) if message.get("pipe") else None
+    pipe = descriptors.pop(0) if message["pipe"] else None
     try:
         result = {"spawned": message["id"], "pid": spawn(channel, message, pipe)}
     except OSError as error:
@@ -112,6 +110,7 @@ def spawn(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> 
 
 def set_up_child(channel: socket.socket, message: dict[str, Any], pipe: int | None) -> None:
     """Set up the process as a new exec would: session, signals, descriptors, environment, directory, argv."""
+    label_child(message["env"].get(LABEL, ""))
     os.setsid()
     channel.close()
     signal.set_wakeup_fd(-1)
@@ -129,15 +128,20 @@ def set_up_child(channel: socket.socket, message: dict[str, Any], pipe: int | No
     os.chdir(message["cwd"])
     sys.argv = list(message["argv"])
     sys.path[:0] = [entry for entry in message["env"].get("PYTHONPATH", "").split(os.pathsep) if entry]
-    ctypes.CDLL(None).prctl(PR_SET_NAME, message.get("title", "member").encode()[:15], 0, 0, 0)
-    reseed()
+    ctypes.CDLL(None).prctl(PR_SET_NAME, message["title"].encode()[:15], 0, 0, 0)
+    if "numpy" in sys.modules:  # children must not draw the same random numbers; Python reseeds its own generator
+        sys.modules["numpy"].random.seed()
 
 
-def reseed() -> None:
-    """Reseed numpy, so that children do not draw the same random numbers. Python reseeds its own generator at fork."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+def label_child(label: str) -> None:
+    """Show the label in /proc/PID/environ, where Oars finds the processes of a member. A forked process has the memory
+    from which the kernel reads it, with the blanks that the keeper put there for this."""
+    width = len(os.environ.get(LABEL, ""))
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    address = getenv(LABEL.encode())
+    if address and len(label) <= width:
+        ctypes.memmove(address, label.encode().ljust(width), width)
 
 
 def run(entry: str) -> int:
@@ -149,17 +153,13 @@ def run(entry: str) -> int:
         else:
             exec(compile(open(module).read(), module, "exec"), {"__name__": "__main__", "__file__": module})
     except SystemExit as stop:
-        return exit_code(stop)
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        sys.stderr.write(f"{stop.code}\n")
+        return 1
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def exit_code(stop: SystemExit) -> int:
-    if stop.code is None or isinstance(stop.code, int):
-        return stop.code or 0
-    sys.stderr.write(f"{stop.code}\n")
-    return 1
 
 
 def reap(channel: socket.socket) -> None:

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from oars.base.errors import OarsError
+from oars.base.files import write_private
 from oars.base.log import get_logger, pairs
 from oars.model import Process
 from oars.places.local import logs, ports
-from oars.places.local.fork_client import ForkServerClient, Launch, base_environment
-from oars.places.local.litter import remove_litter
-from oars.places.local.process import CLUSTER, MARK, MEMBER, TAG, ExitWatch, Identity, gone, identify, marked, send
-from oars.places.local.store import ClusterDir, ClusterRecord
-from oars.places.process.ledger import Entry
+from oars.places.local.fork_client import ForkServerClient, Launch
+from oars.places.local.process import (
+    CLUSTER,
+    MARK,
+    MEMBER,
+    TAG,
+    ExitWatch,
+    Identity,
+    gone,
+    identify,
+    marked,
+    send,
+    wait_for_exit,
+)
+from oars.places.local.store import ClusterDir, ClusterRecord, tag
+from oars.places.process.ledger import Entry, read_ledger
 from oars.places.process.machine import UNKNOWN_EXIT, Exit, Streams
 from oars.plan.fill import fill, fill_mapping
 
@@ -59,23 +74,29 @@ class LocalMachine:
     # start
 
     async def start(self, entry: Entry, process: Process, values: Mapping[str, str]) -> Entry:
-        _prepare_directory(Path(values["dir"]), fill_mapping(process.files, values))
-        env = self._environment(process, entry, values)
-        launch = Launch(
-            argv=[fill(word, values) for word in process.argv],
-            entry=fill(process.entry, values),
-            env=env,
-            cwd=self._cwd(),
-            log=str(self._dir.log_file(entry.id)),
-            title=entry.id,
-        )
-        pid = await self._fork_server(process, env).spawn(launch)
+        launch = self._prepare(entry, process, values)
+        pid = await self._fork_server(process, launch.env).spawn(launch)
         identity = identify(pid) or Identity(pid, 0, "")  # a process that has already ended has no identity
         return replace(entry, pid=pid, start=identity.start, boot=identity.boot, started_at=time.time())
 
+    def _prepare(self, entry: Entry, process: Process, values: Mapping[str, str]) -> Launch:
+        """Create the member's directory and files."""
+        Path(values["dir"]).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in fill_mapping(process.files, values).items():
+            write_private(Path(values[f"file.{name}"]), text.encode())
+        return Launch(
+            argv=[fill(word, values) for word in process.argv],
+            entry=fill(process.entry, values),
+            env=self._environment(process, entry, values),
+            # The user's directory, so that tasks find the same files, unless it no longer exists.
+            cwd=self._record.cwd if os.path.isdir(self._record.cwd) else str(self._dir.path),
+            log=str(self._dir.log_file(entry.id)),
+            title=entry.id,
+        )
+
     async def start_helper(self, script: str, head: Entry, process: Process, values: Mapping[str, str]) -> Streams:
         path = self._dir.members / "head_helper.py"
-        _write_file(path, script)
+        write_private(path, script.encode())
         env = self._environment(process, head, values)
         log_file = str(self._dir.log_file("helper"))
         launch = Launch([str(path)], str(path), env, str(self._dir.members), log_file, "helper")
@@ -89,16 +110,16 @@ class LocalMachine:
             theirs.close()
         return await asyncio.open_connection(sock=ours, limit=2**24)
 
-    def _cwd(self) -> str:
-        """The user's directory, so that tasks find the same files; the cluster's directory if it no longer exists."""
-        return self._record.cwd if os.path.isdir(self._record.cwd) else str(self._dir.path)
-
     def _environment(self, process: Process, entry: Entry, values: Mapping[str, str]) -> dict[str, str]:
-        marks = {MARK: self._record.mark, MEMBER: _label(entry), CLUSTER: str(self._dir.path)}
-        marks[TAG] = self._record.tag(entry.incarnation)
-        base = base_environment(self._environ, self._record.python)
-        base["PYTHONPATH"] = os.pathsep.join(self._record.import_path)
-        return {**base, "TMPDIR": values["dir"], **fill_mapping(process.env, values), **marks}
+        """The environment of the process that started the cluster, without the variables of another cluster, with the
+        engine's own programs first on the PATH, and with the marks by which Oars finds the member."""
+        dropped = ("OARS_", "PYTHONHOME", "__PYVENV_LAUNCHER__")
+        env = {name: value for name, value in self._environ.items() if not name.startswith(dropped)}
+        env["PATH"] = os.pathsep.join([str(Path(self._record.python).parent), env.get("PATH", os.defpath)])
+        env |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(self._record.import_path)}
+        env |= {"TMPDIR": values["dir"], **fill_mapping(process.env, values)}
+        env |= {MARK: self._record.mark, MEMBER: _label(entry), CLUSTER: str(self._dir.path)}
+        return {**env, TAG: tag(self._record.mark, entry.incarnation)}
 
     def _fork_server(self, process: Process, env: Mapping[str, str]) -> ForkServerClient:
         """The fork server whose engine was imported with the same environment, as far as imports depend on it."""
@@ -146,31 +167,19 @@ class LocalMachine:
 
     async def sweep(self, entries: Sequence[Entry]) -> None:
         labels, sessions = {_label(entry) for entry in entries}, {entry.pid for entry in entries}
-        left = []
-        for found in marked(self._record.mark):
-            # A child that was forked a moment ago has neither its own session nor its own environment yet.
-            if found.member in labels or {found.session, found.identity.pid} & sessions:
-                left.append(found.identity)
-        await _kill(left)
+        found = marked(self._record.mark)
+        # Also by session: a child that was forked a moment ago has no label yet.
+        await _kill([f.identity for f in found if f.member in labels or {f.session, f.identity.pid} & sessions])
         for entry in entries:
             self._ended.pop((entry.id, entry.incarnation), None)
-            remove_litter(entry.litter, self._record.tag(entry.incarnation))
+            remove_litter(entry.litter, tag(self._record.mark, entry.incarnation))
 
     async def sweep_unknown(self, known: Sequence[Entry]) -> None:
         """Spare the children of our own fork servers: they are helpers, or their start is about to be recorded."""
-        sessions = {entry.pid for entry in known}
-        labels = {_label(entry) for entry in known}
-        servers = {server.pid for server in self._fork_servers.values()}
-        await _kill(
-            [
-                found.identity
-                for found in marked(self._record.mark)
-                if found.session not in sessions | servers
-                and found.parent not in servers
-                and found.member not in labels
-                and found.identity.pid not in servers | {os.getpid()}
-            ]
-        )
+        labels, servers = {_label(entry) for entry in known}, {server.pid for server in self._fork_servers.values()}
+        spared = {entry.pid for entry in known} | servers | {os.getpid()}
+        found = [f for f in marked(self._record.mark) if f.member not in labels and f.parent not in servers]
+        await _kill([f.identity for f in found if not {f.session, f.identity.pid} & spared])
 
     async def sweep_all(self, litter: Collection[str]) -> None:
         """Kill every process that carries the cluster's mark. Call it when the cluster is removed."""
@@ -180,7 +189,7 @@ class LocalMachine:
             await _kill(left)
             if time.monotonic() > deadline:
                 break
-        remove_litter(litter, self._record.tag("*"))
+        remove_litter(litter, tag(self._record.mark, "*"))
 
     async def close(self) -> None:
         await self._close(kill=False)
@@ -201,6 +210,41 @@ def path_values(directory: ClusterDir, entry: Entry, process: Process) -> dict[s
     return values
 
 
+def remove_cluster(directory: ClusterDir, seconds: float) -> None:
+    """Kill all processes of a cluster and remove its files, without a keeper. It needs no record: the record may be
+    damaged, or written by another version of Oars. It blocks; it needs no event loop."""
+    entries: list[Entry] = []
+    marks: set[str] = set()
+    with suppress(OarsError):
+        entries = list(read_ledger(directory.ledger_file).entries.values())
+    with suppress(OarsError):
+        marks.add(directory.read().mark)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = [each for each in marked(str(directory.path), CLUSTER) if each.identity.pid != os.getpid()]
+        marks |= {each.mark for each in found if each.mark}
+        recorded = [identity for entry in entries if (identity := _identity(entry)) and identity.alive()]
+        if not found and not recorded:
+            break
+        for identity in (*(each.identity for each in found), *recorded):
+            send(identity, signal.SIGKILL)
+            wait_for_exit(identity.pid, deadline - time.monotonic())
+    for mark in marks:
+        remove_litter({pattern for entry in entries for pattern in entry.litter}, tag(mark, "*"))
+    directory.remove()
+
+
+def remove_litter(patterns: Iterable[str], tag: str) -> None:
+    """Remove what members leave outside their directories (Process.litter), such as links and shared memory. The
+    processes with the tag must have ended."""
+    for pattern in patterns:
+        for found in map(Path, glob.glob(fill(pattern, {"tag": tag}))):
+            if found.is_dir() and not found.is_symlink():
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                found.unlink(missing_ok=True)
+
+
 def _label(entry: Entry) -> str:
     """Labels all processes of one incarnation of a member."""
     return f"{entry.id}:{entry.incarnation}"
@@ -215,16 +259,3 @@ async def _kill(identities: Sequence[Identity]) -> None:
         send(identity, signal.SIGKILL)
     if not await gone(identities, KILL_SECONDS):
         log.warning(pairs("processes survived SIGKILL", pids=[identity.pid for identity in identities]))
-
-
-def _prepare_directory(scratch: Path, files: Mapping[str, str]) -> None:
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, text in files.items():
-        _write_file(scratch / "files" / name, text)
-
-
-def _write_file(path: Path, text: str) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)

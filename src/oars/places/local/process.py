@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from oars.places.process.machine import Exit
 MARK = "OARS_MARK"
 MEMBER = "OARS_MEMBER"
 TAG = "OARS_TAG"  # part of the names of what a process creates outside its directory (ClusterRecord.tag)
-CLUSTER = "OARS_CLUSTER_DIR"  # directory of the cluster that the process belongs to
+CLUSTER = "OARS_CLUSTER_DIR"  # directory of the cluster that the process belongs to; the keeper has it too
 PROC = Path("/proc")
 
 
@@ -49,11 +50,6 @@ def identify(pid: int) -> Identity | None:
 def start_of(pid: int) -> int | None:
     fields = _stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
-
-
-def parent_of(pid: int) -> int | None:
-    fields = _stat(pid)
-    return None if fields is None else int(fields[1])
 
 
 def session_of(pid: int) -> int | None:
@@ -87,24 +83,26 @@ def all_pids() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Marked:
-    """A process of a cluster: its identity, parent, session, and the member label from its environment."""
+    """A process of a cluster: its identity, parent, session, and the mark and member label from its environment."""
 
     identity: Identity
     parent: int
     session: int
+    mark: str
     member: str
 
 
-def marked(mark: str) -> list[Marked]:
-    """All live processes that carry this cluster's mark."""
-    found = []
+def marked(value: str, variable: str = MARK) -> list[Marked]:
+    """All live processes that carry this cluster's mark, or this value in another variable."""
+    found, boot = [], boot_id()
     for pid in all_pids():
         environment = environment_of(pid)
-        if environment.get(MARK) != mark:
-            continue
-        identity, parent, session = identify(pid), parent_of(pid), session_of(pid)
-        if identity is not None and parent is not None and session is not None:
-            found.append(Marked(identity, parent, session, environment.get(MEMBER, "")))
+        fields = _stat(pid) if environment.get(variable) == value else None
+        if fields is not None and fields[0] not in ("Z", "X"):
+            identity = Identity(pid, int(fields[19]), boot)
+            # A fork server pads the label, so that its children can write theirs in the same memory.
+            label = environment.get(MEMBER, "").strip()
+            found.append(Marked(identity, int(fields[1]), int(fields[3]), environment.get(MARK, ""), label))
     return found
 
 
@@ -126,41 +124,49 @@ def send(identity: Identity, number: signal.Signals) -> bool:
     return True
 
 
-async def gone(identities: Iterable[Identity], seconds: float) -> bool:
+def wait_for_exit(pid: int, seconds: float) -> None:
+    """Block until a process ends, and reap it if it is a child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([descriptor], [], [], max(0.0, seconds))
+    finally:
+        os.close(descriptor)
+    has_ended(pid)
+
+
+def has_ended(pid: int) -> bool:
+    """True if a child has ended, which also reaps it, or if the process is not a child."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
+
+
+async def gone(identities: Collection[Identity], seconds: float) -> bool:
     """Wait until all of them have ended; False after a timeout."""
+    ended = asyncio.Event()
+    watch = ExitWatch(ended.set)
     try:
         async with asyncio.timeout(seconds):
-            await asyncio.gather(*(_gone(identity) for identity in identities))
+            for identity in identities:
+                watch.watch(identity)
+            while any(identity.alive() for identity in identities):
+                await ended.wait()
+                ended.clear()
     except TimeoutError:
         return False
-    return True
-
-
-async def _gone(identity: Identity) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.pidfd_open(identity.pid)
-        try:
-            if identity.alive():
-                await _readable(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    event = asyncio.Event()
-    loop.add_reader(descriptor, event.set)
-    try:
-        await event.wait()
     finally:
-        loop.remove_reader(descriptor)
+        watch.close()
+    return True
 
 
 class ExitWatch:
     """Calls back when any of the watched processes ends. They need not be our children."""
 
-    def __init__(self, callback: object) -> None:
-        assert callable(callback)
+    def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
         self._descriptors: dict[Identity, int] = {}
 
@@ -173,18 +179,17 @@ class ExitWatch:
             asyncio.get_running_loop().add_reader(descriptor, self._ended, identity)
 
     def _ended(self, identity: Identity) -> None:
-        self.forget(identity)
+        self._forget(identity)
         self._callback()
 
-    def forget(self, identity: Identity) -> None:
-        descriptor = self._descriptors.pop(identity, None)
-        if descriptor is not None:
-            asyncio.get_running_loop().remove_reader(descriptor)
-            os.close(descriptor)
+    def _forget(self, identity: Identity) -> None:
+        descriptor = self._descriptors.pop(identity)
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
 
     def close(self) -> None:
         for identity in list(self._descriptors):
-            self.forget(identity)
+            self._forget(identity)
 
 
 def exit_from_status(status: int) -> Exit:

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +16,16 @@ from typing import Any
 
 from oars.base import codec
 from oars.base.errors import Denied, NameInUse, NotFound, OarsError, Replaced
+from oars.base.files import write_private
 from oars.model import Desired
 from oars.places.intent import Intent
 from oars.places.local.process import Identity
 from oars.places.process.ledger import locked, read_ledger, write_json
 from oars.places.report import Report
 from oars.spec.status import Phase, Status
+
+STOP = b"stop\n"  # to the keeper's socket: stops the cluster even if the disk is full
+REMOVED = ".removed-"  # prefix of directories that are being removed
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,15 @@ class ClusterRecord:
     def desired(self) -> Desired:
         return self.intent.applied_to(self.spec_desired)
 
-    def tag(self, start: object) -> str:
-        """Part of the names of what one start of a member leaves outside its directory. Short, because socket paths are
-        limited."""
-        return f"{self.mark[:8]}-{start}"
+    def changed(self, desired: Desired | None = None, **intent: Any) -> ClusterRecord:
+        """The record with a changed intent, and with a changed spec its desired state."""
+        return replace(self, intent=self.intent.changed(**intent), spec_desired=desired or self.spec_desired)
+
+
+def tag(mark: str, start: object) -> str:
+    """Part of the names of what one start of a member leaves outside its directory. Short, because socket paths are
+    limited."""
+    return f"{mark[:8]}-{start}"
 
 
 class ClusterDir:
@@ -74,6 +83,8 @@ class ClusterDir:
             self.read()
         except NotFound:
             return False
+        except OarsError:
+            return True  # its record is damaged
         return True
 
     @property
@@ -98,22 +109,16 @@ class ClusterDir:
         except FileNotFoundError:
             raise NotFound(f"There is no cluster {self.name!r}.", "`oars ls` lists the clusters.") from None
         except ValueError as error:
-            raise OarsError(
-                f"The record of cluster {self.name!r} cannot be read: {error}.",
-                f"Remove {self.path} once nothing of the cluster runs any more (`oars doctor` tells).",
-            ) from error
+            message = f"The record of cluster {self.name!r} cannot be read: {error}."
+            raise OarsError(message, f"Run `oars down {self.name}`: it also stops a cluster like this.") from error
         if self._mark not in ("", record.mark):
             raise Replaced(self.name)
         return record
 
-    def change(self, desired: Desired | None = None, **changes: Any) -> ClusterRecord:
-        """Change the intent, and with a new spec the desired state. Holds a lock, so that concurrent commands do not
-        lose changes."""
+    def change(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
+        """Change the record. `change` runs under a lock, so that concurrent commands do not lose changes."""
         with locked(self.path / "intent.lock"):
-            before = self.read()
-            record = replace(
-                before, intent=before.intent.changed(**changes), spec_desired=desired or before.spec_desired
-            )
+            record = change(self.read())
             write_json(self.record_file, codec.dump(record))
         return record
 
@@ -141,7 +146,14 @@ class ClusterDir:
         return self.logs / f"{member}.log"
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove the directory, unless another cluster has taken the name. It is renamed first, so that a removal that
+        is interrupted does not block the name (see Store.remove_leftovers)."""
+        if self.record_file.exists() and not self.exists:
+            return
+        removed = self.path.parent.parent / f"{REMOVED}{self.name}-{secrets.token_hex(4)}"
+        with suppress(FileNotFoundError):
+            self.path.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 class Store:
@@ -175,36 +187,40 @@ class Store:
     def create(self, record: ClusterRecord, private: Mapping[str, bytes]) -> ClusterDir:
         """Create the directory of a new cluster atomically."""
         self.open()
+        self.remove_leftovers()
         directory = self.cluster(record.name)
         temporary = ClusterDir(self.root / f"new-{record.name}-{secrets.token_hex(4)}")
         try:
             for path in (temporary.path, temporary.secrets, temporary.logs, temporary.members):
                 path.mkdir(mode=0o700)
             for name, data in private.items():
-                _write_secret(temporary.secrets / name, data)
+                write_private(temporary.secrets / name, data)
             write_json(temporary.record_file, codec.dump(record))
-            temporary.path.rename(directory.path)
+            with locked(self.root / "names.lock"):
+                if not directory.exists:
+                    directory.remove()  # it may exist without a record, if somebody deleted a part of it
+                temporary.path.rename(directory.path)
         except OSError as error:
-            temporary.remove()
+            shutil.rmtree(temporary.path, ignore_errors=True)
             if directory.exists:
-                raise NameInUse(
-                    f"A cluster called {record.name!r} is there already.",
-                    f"Choose another name, or remove it with `oars down {record.name}`.",
-                ) from error
+                raise name_in_use(record.name) from error
             raise _cannot_write(self.root, error) from error
         return directory
+
+    def remove_leftovers(self) -> None:
+        """Remove directories that a killed process was removing."""
+        for path in self.root.glob(f"{REMOVED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def name_in_use(name: str) -> NameInUse:
+    return NameInUse(f"Cluster {name!r} exists already.", f"Choose another name, or run `oars down {name}`.")
 
 
 def empty_report(record: ClusterRecord) -> Report:
     """The report of a cluster whose keeper has not published one yet."""
     phase = Phase.PENDING if record.intent.running else Phase.STOPPING
     return Report(Status(record.name, record.spec_desired.engine, record.spec_desired.place, phase))
-
-
-def _write_secret(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
 
 
 def _cannot_write(path: Path, error: OSError) -> OarsError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from oars.base import codec
 from oars.base.errors import OarsError
+from oars.base.files import write_private
 from oars.model import LoopState, MemberId, Role
 
 
@@ -72,23 +74,14 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
 
 
 def write_json(path: Path, data: object) -> None:
-    """Write the file atomically: readers see the old or the new content. Only the owner may read it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w") as stream:
-            json.dump(data, stream)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    """Write a private file atomically. Raises FileNotFoundError, and creates nothing, if its directory was removed."""
+    path.parent.stat()
+    write_private(path, json.dumps(data).encode())
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an advisory lock. The kernel releases it when the process ends for any reason."""
-    import fcntl
-
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -60,7 +60,9 @@ class ProcessPlace:
         self._starting: dict[MemberId, asyncio.Task[None]] = {}
         self._abandoned: set[asyncio.Task[None]] = set()  # removed while they were being started
         self._exits: dict[MemberId, Entry] = {}  # observed exits that are not recorded yet
-        self._swept = False
+        self._swept: set[int] | None = (
+            None  # incarnations that ended and of which nothing is left; None: none swept yet
+        )
         self._unwritten = False  # the ledger on disk is older than the one in memory
         self._helpers = Helpers(self._start_helper)
         self._head_process: Process | None = None
@@ -101,37 +103,27 @@ class ProcessPlace:
             return MemberState.RUNNING, "", None
         if entry.id in self._starting:
             return MemberState.WAITING, "the engine is being loaded", None
+        known = self._exits.get(entry.id)  # until it is recorded
+        if not entry.exit_reason and known is not None and known.incarnation == entry.incarnation:
+            entry = known
         if not entry.exit_reason:
-            entry = self._ended(entry)
-        if not entry.exit_reason:
-            return MemberState.WAITING, "its process has ended; waiting for the exit status", None
+            end = self._machine.exit_of(entry) if entry.pid is not None else UNKNOWN_EXIT
+            if end is None:
+                return MemberState.WAITING, "its process has ended; waiting for the exit status", None
+            entry = replace(entry, exit_reason=end.reason, exit_code=end.code, exited_at=time.time())
+            self._exits[entry.id] = entry
         return MemberState.EXITED, entry.exit_reason, entry.exit_code
-
-    def _ended(self, entry: Entry) -> Entry:
-        """The entry with its exit, if that is known by now. It is cached until it is recorded."""
-        known = self._exits.get(entry.id)
-        if known is not None and known.incarnation == entry.incarnation:
-            return known
-        end = self._machine.exit_of(entry) if entry.pid is not None else UNKNOWN_EXIT
-        if end is None:
-            return entry
-        ended = replace(entry, exit_reason=end.reason, exit_code=end.code, exited_at=time.time())
-        self._exits[entry.id] = ended
-        return ended
 
     # ensure
 
     async def ensure(self, desired: Desired, step: Ensure) -> None:
-        entries = self._ledger.entries
-        # A member whose exit has not been observed yet is not restarted here: its death would not be counted.
-        missing = [m for m in step.members if m not in entries or entries[m].exit_reason or m in self._exits]
-        if not missing:
-            return
-        before = [entries[name] for name in missing if name in entries]
-        if before:
-            await self._machine.sweep(before)
-        for entry in self._record_starts(step.group, missing, desired.head_epoch):
-            self._starting[entry.id] = asyncio.create_task(self._start(step.group, entry))
+        """A member that ended starts again after `collect` has removed what is left of it: its children may hold its
+        ports. Before that its death is observed, so that it counts."""
+        entries, swept = self._ledger.entries, self._swept or set()
+        missing = [m for m in step.members if m not in entries or entries[m].incarnation in swept]
+        if missing:
+            for entry in self._record_starts(step.group, missing, desired.head_epoch):
+                self._starting[entry.id] = asyncio.create_task(self._start(step.group, entry))
 
     def _record_starts(self, group: Group, members: Sequence[MemberId], head_epoch: int) -> list[Entry]:
         """Record the members, with their ports, before they are started."""
@@ -156,7 +148,9 @@ class ProcessPlace:
                 )
             for member in members:
                 self._exits.pop(member, None)
-            self._write(self._ledger.with_entries(entries))
+            ledger = self._ledger.with_entries(entries)
+            write_ledger(self._files.ledger_file, ledger)  # if this fails, nothing is started
+            self._ledger, self._unwritten = ledger, False
         return entries
 
     def _ports(self, group: Group, member: MemberId, claimed: set[int]) -> Mapping[str, int]:
@@ -183,12 +177,7 @@ class ProcessPlace:
             await self._machine.sweep([entry])  # it was removed before its pid was known
             return
         del self._starting[entry.id]
-        self._ledger = self._ledger.with_entries([entry])
-        try:
-            write_ledger(self._files.ledger_file, self._ledger)
-        except OSError as error:  # e.g. a full disk; `record` retries
-            log.warning(pairs("ledger not written", member=entry.id, error=error))
-            self._unwritten = True
+        self._write_if_possible(self._ledger.with_entries([entry]))
         self._wake()
 
     def _values(self, entry: Entry, process: Process) -> dict[str, str]:
@@ -208,7 +197,7 @@ class ProcessPlace:
         for entry in entries:
             self._exits.pop(entry.id, None)
         if entries:
-            self._write(self._ledger.without(entry.id for entry in entries))
+            self._write_if_possible(self._ledger.without(entry.id for entry in entries))
         return ()
 
     async def _stop(self, entry: Entry, grace: float | None) -> None:
@@ -219,10 +208,17 @@ class ProcessPlace:
         await self._machine.stop(entry, entry.grace if grace is None else grace)
 
     async def collect(self, desired: Desired) -> None:
-        """Kill unrecorded processes, once: later passes record what they start."""
-        if not self._swept:
-            self._swept = True
-            await self._machine.sweep_unknown(list(self._ledger.entries.values()))
+        """Kill what is left of members that ended, so that they can start again. The first time also kill what no entry
+        records: later passes record what they start."""
+        entries = self._ledger.entries.values()
+        ended = [entry for entry in entries if entry.exit_reason or entry.id in self._exits]
+        left = [entry for entry in ended if self._swept is None or entry.incarnation not in self._swept]
+        if self._swept is None:
+            await self._machine.sweep_unknown(list(entries))
+        if left:
+            await self._machine.sweep(left)
+            self._wake()
+        self._swept = {entry.incarnation for entry in ended}
 
     # wire, record
 
@@ -243,15 +239,27 @@ class ProcessPlace:
     async def record(self, desired: Desired, state: LoopState, report: Report | None = None) -> None:
         ledger = replace(self._ledger.with_entries(self._exits.values()), state=state)
         self._exits.clear()
-        if ledger != self._ledger or self._unwritten:
-            self._write(ledger)
-        if report is not None and report != self.report:
-            self._files.write_report(report)
-            self.report = report
+        try:
+            if ledger != self._ledger or self._unwritten:
+                self._ledger, self._unwritten = ledger, True
+                write_ledger(self._files.ledger_file, ledger)
+                self._unwritten = False
+            if report is not None and report != self.report:
+                self._files.write_report(report)
+                self.report = report
+        except OSError as error:
+            if desired.running:
+                raise
+            log.warning(pairs("state not written", error=error))  # a full disk must not keep a cluster from stopping
 
-    def _write(self, ledger: Ledger) -> None:
-        write_ledger(self._files.ledger_file, ledger)
-        self._ledger, self._unwritten = ledger, False
+    def _write_if_possible(self, ledger: Ledger) -> None:
+        """Record what has happened already. If the disk is full, `record` tries again."""
+        self._ledger, self._unwritten = ledger, True
+        try:
+            write_ledger(self._files.ledger_file, ledger)
+            self._unwritten = False
+        except OSError as error:
+            log.warning(pairs("ledger not written", error=error))
 
     async def close(self) -> None:
         self._helpers.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
@@ -22,43 +23,37 @@ StartHelper = Callable[[str], Awaitable[Streams]]
 class Helper:
     """A running helper script: one JSON line per request, one per reply."""
 
-    def __init__(self) -> None:
-        self.busy = False
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-
-    async def start(self, script: str, start_helper: StartHelper) -> None:
-        self._reader, self._writer = await start_helper(script)
+    def __init__(self, streams: Streams) -> None:
+        self.is_busy = False
+        self._reader, self._writer = streams
 
     async def ask(self, request: Mapping[str, Any], seconds: float) -> Any:
-        assert self._reader is not None and self._writer is not None
+        """Closes the helper after anything but a reply: what it still sends is no reply to the next request."""
+        is_in_step = False
         try:
             async with asyncio.timeout(seconds):
                 self._writer.write(json.dumps(request).encode() + b"\n")
                 await self._writer.drain()
                 line = await self._reader.readline()
-        except FAULTS as error:
-            self.close()
-            raise EngineUnreachable(f"The helper beside the head does not answer: {describe_error(error)}.") from error
-        except asyncio.CancelledError:
-            self.close()  # otherwise its reply would be read as the reply to the next request
-            raise
-        if not line:
-            self.close()
-            raise EngineUnreachable("The helper beside the head ended.")
-        try:
+            if not line:
+                raise EngineUnreachable("The helper beside the head ended.")
+            is_in_step = True
             return parse_reply(line, "the helper beside the head")
         except InvalidReply:
-            self.close()
+            is_in_step = False
             raise
+        except FAULTS as error:
+            raise EngineUnreachable(f"The helper beside the head does not answer: {describe_error(error)}.") from error
+        finally:
+            if not is_in_step:
+                self.close()
 
     @property
-    def open(self) -> bool:
-        return self._writer is not None and not self._writer.is_closing()
+    def is_open(self) -> bool:
+        return not self._writer.is_closing()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
 
 class Helpers:
@@ -73,17 +68,16 @@ class Helpers:
         if self._key != (script, incarnation):
             self.close()
             self._key = (script, incarnation)
-        self._helpers = [helper for helper in self._helpers if helper.open]
-        idle = next((helper for helper in self._helpers if not helper.busy), None)
-        helper = idle or Helper()
-        helper.busy = True
+        self._helpers = [helper for helper in self._helpers if helper.is_open]
+        helper = next((helper for helper in self._helpers if not helper.is_busy), None)
+        if helper is None:
+            helper = Helper(await self._start_helper(script))
+            self._helpers.append(helper)
+        helper.is_busy = True
         try:
-            if idle is None:
-                await helper.start(script, self._start_helper)
-                self._helpers.append(helper)
             return await helper.ask(request, seconds)
         finally:
-            helper.busy = False
+            helper.is_busy = False
 
     def close(self) -> None:
         for helper in self._helpers:
@@ -91,34 +85,20 @@ class Helpers:
         self._helpers = []
 
 
+@dataclass(frozen=True)
 class ProcessWire:
     """A snapshot of the members' addresses, with the means to send requests to the head."""
 
-    def __init__(
-        self,
-        addresses: Mapping[MemberId, Mapping[str, str]],
-        incarnations: Mapping[MemberId, str],
-        head_values: Mapping[str, str],
-        helpers: Helpers,
-    ) -> None:
-        self._addresses = addresses
-        self._incarnations = incarnations
-        self._head_values = head_values
-        self._helpers = helpers
-
-    @property
-    def addresses(self) -> Mapping[MemberId, Mapping[str, str]]:
-        return self._addresses
-
-    @property
-    def incarnations(self) -> Mapping[MemberId, str]:
-        return self._incarnations
+    addresses: Mapping[MemberId, Mapping[str, str]]
+    incarnations: Mapping[MemberId, str]
+    head_values: Mapping[str, str]
+    helpers: Helpers
 
     def fill(self, text: str) -> str:
-        return fill(text, self._head_values)
+        return fill(text, self.head_values)
 
     async def http(self, port: str, path: str, *, method: str = "GET", body: bytes = b"") -> bytes:
-        address = self._addresses.get(HEAD, {}).get(port)
+        address = self.addresses.get(HEAD, {}).get(port)
         if address is None:
             raise EngineUnreachable("The head has not been started.")
         try:
@@ -128,4 +108,4 @@ class ProcessWire:
             raise EngineUnreachable(f"http://{address}{path}: {describe_error(error)}") from error
 
     async def ask(self, script: str, request: Mapping[str, Any], *, seconds: float = ASK_SECONDS) -> Any:
-        return await self._helpers.ask(script, self._incarnations.get(HEAD, ""), request, seconds)
+        return await self.helpers.ask(script, self.incarnations.get(HEAD, ""), request, seconds)

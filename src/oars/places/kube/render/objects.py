@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from oars.model import HEAD, Desired, Group
+from oars.model import HEAD, Desired, Group, Port
 from oars.places.kube import names
 from oars.places.kube.names import Object
-from oars.places.kube.render.pod import file_key, labels, mounted_files, service_variables, template
+from oars.places.kube.render.pod import file_key, mounted_files, template
 from oars.places.kube.render.values import secret_files
 from oars.plan.desired import digest
 
@@ -19,19 +19,36 @@ NO_DEADLINE = 2**31 - 1  # Kubernetes treats this number as no deadline
 def manifests(desired: Desired) -> list[Object]:
     """All objects but the Secret, in the order in which to apply them."""
     workers = [worker_deployment(desired, group, group.replicas) for group in desired.shape.workers]
-    members = [_with_service_variables(desired, each) for each in (head_deployment(desired), *workers)]
-    namespace = [namespace_object(desired)] if desired.create_namespace else []
-    return [*namespace, *supporting_objects(desired), disruption_budget(desired), *members]
+    members = [head_deployment(desired), *workers]
+    for deployment in members:
+        _add_service_variables(desired, deployment)
+    objects = [*supporting_objects(desired), disruption_budget(desired), *members]
+    if desired.create_namespace:
+        metadata = {"name": desired.namespace, "labels": names.labels(desired.name, desired.engine)}
+        objects.insert(0, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    return objects
 
 
-def _with_service_variables(desired: Desired, deployment: Object) -> Object:
-    """Add variables by which scripts find the head without Oars. Only in `oars render`: Kubernetes tracks field
-    ownership of every variable at every write of a pod, and six variables made 300 clusters a tenth slower."""
+def _add_service_variables(desired: Desired, deployment: Object) -> None:
+    """Add the variables that service links would set (such as RAY_HEAD_SERVICE_HOST), with the Service's name as host:
+    scripts find the head by them without Oars. Only in `oars render`: Kubernetes tracks field ownership of every
+    variable at every write of a pod, and six variables made 300 clusters a tenth slower."""
+    service = names.head(desired.name)
+    found = {}
+    for owner in dict.fromkeys((service, names.head(desired.engine))):
+        prefix = owner.upper().replace("-", "_")
+        found[f"{prefix}_SERVICE_HOST"] = service
+        for port in _service_ports(desired):
+            found.setdefault(f"{prefix}_SERVICE_PORT", str(port.default))
+            name = (port.alias or port.name).upper().replace("-", "_")
+            found[f"{prefix}_SERVICE_PORT_{name}"] = str(port.default)
     container = deployment["spec"]["template"]["spec"]["containers"][0]  # the engine's; the others are the user's
     known = {variable["name"] for variable in container["env"]}
-    more = [(name, text) for name, text in service_variables(desired).items() if name not in known]
-    container["env"] += [{"name": name, "value": text} for name, text in more]
-    return deployment
+    container["env"] += [{"name": name, "value": text} for name, text in found.items() if name not in known]
+
+
+def _service_ports(desired: Desired) -> list[Port]:
+    return [port for port in desired.shape.head.process.ports if port.on_service]
 
 
 def supporting_objects(desired: Desired) -> list[Object]:
@@ -40,18 +57,13 @@ def supporting_objects(desired: Desired) -> list[Object]:
     return [
         cluster_object(desired, "v1", "ServiceAccount", names.root(desired.name), automountServiceAccountToken=False),
         *([files] if files["data"] else []),
-        service(desired),
-        network_policy(desired),
-        *([ingress(desired)] if desired.expose.host else []),
+        *network_objects(desired),
     ]
 
 
-def namespace_object(desired: Desired) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": desired.namespace, "labels": labels(desired)},
-    }
+def network_objects(desired: Desired) -> list[Object]:
+    """The objects through which clients reach the head. They depend on `expose`; pods do not depend on them."""
+    return [service(desired), network_policy(desired), *([ingress(desired)] if desired.expose.host else [])]
 
 
 def config_map(desired: Desired) -> Object:
@@ -69,23 +81,18 @@ def secret(desired: Desired, content: Mapping[str, bytes]) -> Object:
 def service(desired: Desired) -> Object:
     """The head's Service. It publishes the head before it is ready, so that workers that start at the same time need
     not wait for its probe and for kube-proxy."""
-    expose = desired.expose
-    ports = [
-        {"name": port.alias or port.name, "port": port.default, "targetPort": port.default, "protocol": "TCP"}
-        for port in desired.shape.head.process.ports
-        if port.on_service
-    ]
-    body = cluster_object(
-        desired, "v1", "Service", names.head(desired.name),
-        spec={
-            "type": expose.type,
-            "selector": names.pod_labels(desired.name),
-            "publishNotReadyAddresses": True,
-            "ports": ports,
-        },
-    )  # fmt: skip
-    if expose.annotations:
-        body["metadata"]["annotations"] = dict(expose.annotations)
+    spec = {
+        "type": desired.expose.type,
+        "selector": names.pod_labels(desired.name),
+        "publishNotReadyAddresses": True,
+        "ports": [
+            {"name": port.alias or port.name, "port": port.default, "targetPort": port.default, "protocol": "TCP"}
+            for port in _service_ports(desired)
+        ],
+    }
+    body = cluster_object(desired, "v1", "Service", names.head(desired.name), spec=spec)
+    if desired.expose.annotations:
+        body["metadata"]["annotations"] = dict(desired.expose.annotations)
     return body
 
 
@@ -102,7 +109,7 @@ def network_policy(desired: Desired) -> Object:
     service ports. Other sources reach only what is exposed: all service ports if the Service is external, the dashboard
     if there is an Ingress. The helper's port is open to all, as the helper requires a token."""
     expose = desired.expose
-    served = _open([port.default for port in desired.shape.head.process.ports if port.on_service])
+    served = _open(*(port.default for port in _service_ports(desired)))
     if expose.type == "ClusterIP":
         served["from"] = [
             {"podSelector": {}},
@@ -110,9 +117,9 @@ def network_policy(desired: Desired) -> Object:
         ]
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: desired.name}}}]}, served]
     if expose.host:
-        rules.append(_open([_dashboard_port(desired)]))
+        rules.append(_open(_dashboard_port(desired)))
     if desired.helper:
-        rules.append(_open([names.HELPER_PORT]))
+        rules.append(_open(names.HELPER_PORT))
     spec = {
         "podSelector": {"matchLabels": {names.CLUSTER: desired.name}},
         "policyTypes": ["Ingress"],
@@ -121,7 +128,7 @@ def network_policy(desired: Desired) -> Object:
     return cluster_object(desired, "networking.k8s.io/v1", "NetworkPolicy", names.root(desired.name), spec=spec)
 
 
-def _open(ports: Sequence[int]) -> Object:
+def _open(*ports: int) -> Object:
     return {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
 
 
@@ -147,30 +154,24 @@ def ingress(desired: Desired) -> Object:
 
 
 def head_deployment(desired: Desired) -> Object:
-    group = desired.shape.head
-    spec = {
-        "replicas": 1,
-        "revisionHistoryLimit": 1,
-        "strategy": {"type": "Recreate"},  # never two heads
-        "selector": {"matchLabels": names.pod_labels(desired.name)},
-        "template": template(desired, group),
-    }
-    return _deployment(desired, names.head(desired.name), HEAD, spec)
+    deployment = _deployment(desired, desired.shape.head, names.head(desired.name), HEAD, 1)
+    deployment["spec"]["strategy"] = {"type": "Recreate"}  # never two heads
+    return deployment
 
 
 def worker_deployment(desired: Desired, group: Group, replicas: int) -> Object:
+    return _deployment(desired, group, names.workers(desired.name, group.name), group.name, replicas)
+
+
+def _deployment(desired: Desired, group: Group, name: str, label: str, replicas: int) -> Object:
     spec = {
         "replicas": replicas,
         "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": names.pod_labels(desired.name, group.name)},
+        "selector": {"matchLabels": names.pod_labels(desired.name, label)},
         "template": template(desired, group),
     }
-    return _deployment(desired, names.workers(desired.name, group.name), group.name, spec)
-
-
-def _deployment(desired: Desired, name: str, group: str, spec: Object) -> Object:
     deployment = cluster_object(desired, "apps/v1", "Deployment", name, spec=spec)
-    deployment["metadata"]["labels"] = {**labels(desired), names.GROUP: group}
+    deployment["metadata"]["labels"][names.GROUP] = label
     return deployment
 
 
@@ -207,5 +208,6 @@ def needs_secret(desired: Desired) -> bool:
 
 
 def cluster_object(desired: Desired, version: str, kind: str, name: str, **body: Any) -> Object:
-    metadata = {"name": name, "namespace": desired.namespace, "labels": labels(desired)}
+    labels = names.labels(desired.name, desired.engine)
+    metadata = {"name": name, "namespace": desired.namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from oars.base.errors import SpecError
-from oars.model import HEAD, Desired, Group, Probe, Process, Role
+from oars.model import HEAD, Desired, Group, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.places.kube.render import overlay
@@ -29,23 +29,29 @@ NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["A
 # Every second, to add at most that to the start. The threshold is high, as a busy member may be slow to answer.
 PROBE_PACE = {"periodSeconds": 1, "timeoutSeconds": 3, "failureThreshold": 5}
 _FILE = re.compile(r"\$\(file\.([\w.-]+)\)")
-
-
-def labels(desired: Desired) -> dict[str, str]:
-    return names.labels(desired.name, desired.engine)
+_MOUNTS = {"tmp": SCRATCH, "shm": "/dev/shm", "oars-files": FILES, "oars-secrets": SECRETS}
 
 
 def template(desired: Desired, group: Group) -> Object:
     """The PodTemplateSpec of a group, with the user's overlay. It is minimal: Kubernetes tracks the ownership of every
     field at every write of a pod, its ReplicaSet and its Deployment, which is measurable with 300 clusters. So pods
     have only the labels that select them; the recommended labels are on their owners."""
-    is_head = group.role is Role.HEAD
+    is_head, files, volumes = group.role is Role.HEAD, mounted_files(desired, group), _volumes(desired, group)
     metadata: Object = {"labels": names.pod_labels(desired.name, HEAD if is_head else group.name)}
-    if files := mounted_files(desired, group):
+    if files:
         metadata["annotations"] = {names.FILES: digest(files)}  # pods must be replaced when their files change
-    ours = {"metadata": metadata, "spec": _spec(desired, group)}
+    spec = {
+        "automountServiceAccountToken": False,
+        "containers": [_container(desired, group, {volume["name"]: _MOUNTS[volume["name"]] for volume in volumes})],
+        "enableServiceLinks": False,  # a Service called ray would set RAY_PORT, which Ray reads
+        "securityContext": NON_ROOT,
+        "serviceAccountName": names.root(desired.name),
+        # A member hands over its data before its pod is deleted; more time would only block resources.
+        "terminationGracePeriodSeconds": math.ceil(group.process.stop.grace),
+        "volumes": volumes,
+    }
     where = "head.pod" if is_head else f"workers[{group.name}].pod"
-    return with_default_container(overlay.merged(ours, group.pod, where))
+    return with_default_container(overlay.merged({"metadata": metadata, "spec": spec}, group.pod, where))
 
 
 def with_default_container(pod_template: Object) -> Object:
@@ -57,18 +63,13 @@ def with_default_container(pod_template: Object) -> Object:
     return pod_template
 
 
-def used_files(process: Process) -> dict[str, str]:
-    """The files that the command or its environment names. Other places use the rest."""
-    named = set(_FILE.findall(" ".join([*process.argv, *process.env.values()])))
-    return {name: text for name, text in process.files.items() if name in named}
-
-
 def mounted_files(desired: Desired, group: Group) -> dict[str, str]:
-    """The group's files by name, filled in. Kubernetes does not expand variables in files, so only values that are the
-    same in every pod, such as ports, are filled in."""
-    values = pod_values(desired.name, desired.shape, group)
+    """The files that the group's command or environment names, filled in. Other places use the rest. Kubernetes does
+    not expand variables in files, so only values that are the same in every pod, such as ports, are filled in."""
+    process, values = group.process, pod_values(desired.name, desired.shape, group)
+    named = set(_FILE.findall(" ".join([*process.argv, *process.env.values()])))
     fixed = {name: value for name, value in values.items() if "$(" not in value}
-    return fill_mapping(used_files(group.process), fixed)
+    return fill_mapping({name: text for name, text in process.files.items() if name in named}, fixed)
 
 
 def file_key(group: Group, name: str) -> str:
@@ -76,45 +77,59 @@ def file_key(group: Group, name: str) -> str:
     return f"{group.name}.{name}"
 
 
-def _spec(desired: Desired, group: Group) -> Object:
-    process = group.process
-    return {
-        "automountServiceAccountToken": False,
-        "containers": [_container(desired, group)],
-        "enableServiceLinks": False,  # a Service called ray would set RAY_PORT, which Ray reads
-        "securityContext": NON_ROOT,
-        "serviceAccountName": names.root(desired.name),
-        # A member hands over its data before its pod is deleted; more time would only block resources.
-        "terminationGracePeriodSeconds": math.ceil(process.stop.grace),
-        "volumes": _volumes(desired, group),
-    }
+def _volumes(desired: Desired, group: Group) -> list[Object]:
+    # The helper must see the head's scratch files, and a read-only root file system needs a volume for them. Otherwise
+    # the container's own /tmp is cheaper.
+    context = overlay.container(group.pod, group.role.value).get("securityContext")
+    is_read_only = isinstance(context, Mapping) and context.get("readOnlyRootFilesystem")
+    needs_scratch = is_read_only or (group.role is Role.HEAD and desired.helper)
+    volumes: list[Object] = [{"name": "tmp", "emptyDir": {}}] if needs_scratch else []
+    if group.resources.shared_memory:
+        limit = str(group.resources.shared_memory)
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
+    if files := [{"key": file_key(group, name), "path": name} for name in mounted_files(desired, group)]:
+        volumes.append({"name": "oars-files", "configMap": {"name": names.root(desired.name), "items": files}})
+    if items := [{"key": name, "path": name} for name in secret_files(desired.shape)]:
+        secret = {"secretName": names.root(desired.name), "defaultMode": 0o440, "items": items}
+        volumes.append({"name": "oars-secrets", "secret": secret})
+    return volumes
 
 
-def _container(desired: Desired, group: Group) -> Object:
-    values = pod_values(desired.name, desired.shape, group)
-    process = group.process
-    ports = [{"name": _port_name(p.alias or p.name), "containerPort": p.default} for p in process.ports]
-    container = {
+def volume_mounts(paths: Mapping[str, str]) -> list[Object]:
+    """Mounts by name of the volume. Volumes of Oars are read-only."""
+    return [
+        {"name": name, "mountPath": path, **({"readOnly": True} if name.startswith("oars-") else {})}
+        for name, path in paths.items()
+    ]
+
+
+def _container(desired: Desired, group: Group, mounts: Mapping[str, str]) -> Object:
+    values, process = pod_values(desired.name, desired.shape, group), group.process
+    container: Object = {
         "name": group.role.value,
         "image": image(desired),
         "command": [fill(word, values) for word in process.argv],
         "env": environment(desired, group),
-        "ports": ports,
+        # Kubernetes allows 15 characters in the name of a port.
+        "ports": [{"name": (p.alias or p.name)[:15].rstrip("-"), "containerPort": p.default} for p in process.ports],
         "resources": _resources(group),
         "securityContext": NO_PRIVILEGES,
-        "volumeMounts": _mounts(desired, group),
+        "volumeMounts": volume_mounts(mounts),
         "workingDir": SCRATCH,  # the image's working directory may not be writable for our user
     }
     if process.probe is not None:
-        container["readinessProbe"] = {**_probe(process.probe, process), **PROBE_PACE}
+        port = next(port.default for port in process.ports if port.name == process.probe.port)
+        path = process.probe.path
+        check = {"httpGet": {"path": path, "port": port}} if path else {"tcpSocket": {"port": port}}
+        container["readinessProbe"] = {**check, **PROBE_PACE}
     return container
 
 
 def image(desired: Desired) -> str:
     if not desired.image:
         raise SpecError(
-            f"image: no image is given, and the engine {desired.engine} has no default one.",
-            "Name one that contains the engine: --image REGISTRY/NAME:TAG.",
+            f"image: no image is given, and the engine {desired.engine} has no default.",
+            "Set `image`, or --image REGISTRY/NAME:TAG, to an image that contains the engine.",
         )
     return desired.image
 
@@ -134,21 +149,6 @@ def environment(desired: Desired, group: Group) -> list[Object]:
     return [*downward, *plain]
 
 
-def service_variables(desired: Desired) -> dict[str, str]:
-    """The variables that service links would set (such as RAY_HEAD_SERVICE_HOST), with the Service's name as host."""
-    service = names.head(desired.name)
-    found = {}
-    for owner in dict.fromkeys((service, names.head(desired.engine))):
-        prefix = owner.upper().replace("-", "_")
-        found[f"{prefix}_SERVICE_HOST"] = service
-        ports = [port for port in desired.shape.head.process.ports if port.on_service]
-        for port in ports:
-            found.setdefault(f"{prefix}_SERVICE_PORT", str(port.default))
-            name = (port.alias or port.name).upper().replace("-", "_")
-            found[f"{prefix}_SERVICE_PORT_{name}"] = str(port.default)
-    return found
-
-
 def _resources(group: Group) -> Object:
     resources = group.resources
     amounts = {"cpu": cpu_quantity(resources.cpu)}
@@ -162,46 +162,3 @@ def _resources(group: Group) -> Object:
 
 def cpu_quantity(cpu: float) -> str:
     return f"{cpu:g}" if cpu == int(cpu) else f"{round(cpu * 1000)}m"
-
-
-def _probe(probe: Probe, process: Process) -> Object:
-    port = next(port.default for port in process.ports if port.name == probe.port)
-    return {"httpGet": {"path": probe.path, "port": port}} if probe.path else {"tcpSocket": {"port": port}}
-
-
-def _volumes(desired: Desired, group: Group) -> list[Object]:
-    volumes: list[Object] = [{"name": "tmp", "emptyDir": {}}] if _needs_scratch(desired, group) else []
-    if group.resources.shared_memory:
-        limit = str(group.resources.shared_memory)
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": limit}})
-    files = [{"key": file_key(group, name), "path": name} for name in used_files(group.process)]
-    if files:
-        volumes.append({"name": "oars-files", "configMap": {"name": names.root(desired.name), "items": files}})
-    if secret_files(desired.shape):
-        items = [{"key": name, "path": name} for name in secret_files(desired.shape)]
-        secret = {"secretName": names.root(desired.name), "defaultMode": 0o440, "items": items}
-        volumes.append({"name": "oars-secrets", "secret": secret})
-    return volumes
-
-
-def _needs_scratch(desired: Desired, group: Group) -> bool:
-    """True if the pod needs a volume for scratch files: the helper must see the head's, or the user makes the root file
-    system read-only. Otherwise the container's own /tmp is cheaper."""
-    if group.role is Role.HEAD and desired.helper:
-        return True
-    context = overlay.container(group.pod, group.role.value).get("securityContext")
-    return isinstance(context, Mapping) and bool(context.get("readOnlyRootFilesystem"))
-
-
-def _mounts(desired: Desired, group: Group) -> list[Object]:
-    paths = {"tmp": SCRATCH, "shm": "/dev/shm", "oars-files": FILES, "oars-secrets": SECRETS}
-    volumes = [volume["name"] for volume in _volumes(desired, group)]
-    read_only = {"readOnly": True}
-    return [
-        {"name": name, "mountPath": paths[name], **(read_only if name.startswith("oars-") else {})} for name in volumes
-    ]
-
-
-def _port_name(name: str) -> str:
-    """The name cut to the 15 characters that Kubernetes allows."""
-    return name[:15].rstrip("-")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from oars.kube.kinds import Object
@@ -64,43 +64,32 @@ def trimmed_pod(pod: Object) -> Object:
     small."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
     kept: Object = {key: spec[key] for key in _POD_FIELDS if key in spec}
-    kept["containers"] = _trimmed_containers(spec.get("containers"))
-    if spec.get("initContainers"):
-        kept["initContainers"] = _trimmed_containers(spec["initContainers"])
-    if claims := _claims(spec.get("volumes")):
-        kept["volumes"] = claims
+    for kind in ("containers", "initContainers"):
+        if kind == "containers" or spec.get(kind):
+            kept[kind] = [{key: each[key] for key in _CONTAINER_FIELDS if key in each} for each in spec.get(kind) or ()]
+    claims = [each["persistentVolumeClaim"] for each in spec.get("volumes") or () if "persistentVolumeClaim" in each]
+    if claims:
+        kept["volumes"] = [{"persistentVolumeClaim": {"claimName": claim["claimName"]}} for claim in claims]
     kept_status = {key: value for key, value in status.items() if key not in ("podIPs", "hostIPs", "qosClass")}
     return {"metadata": _trimmed_metadata(pod), "spec": kept, "status": kept_status}
 
 
-def _trimmed_containers(containers: Iterable[Object] | None) -> list[Object]:
-    return [{key: each[key] for key in _CONTAINER_FIELDS if key in each} for each in containers or ()]
-
-
-def _claims(volumes: Iterable[Object] | None) -> list[Object]:
-    """The volumes that are PersistentVolumeClaims, with only the claim's name."""
-    claims = [volume["persistentVolumeClaim"] for volume in volumes or () if "persistentVolumeClaim" in volume]
-    return [{"persistentVolumeClaim": {"claimName": claim["claimName"]}} for claim in claims]
-
-
 def trimmed_deployment(deployment: Object) -> Object:
-    spec = deployment["spec"]
-    kept = {"replicas": spec.get("replicas"), "selector": spec["selector"]}
-    metadata = {**_trimmed_metadata(deployment), "ownerReferences": _owners(deployment)}
-    return {"metadata": metadata, "spec": kept, "status": deployment.get("status", {})}
+    kept = {"replicas": deployment["spec"].get("replicas")}
+    return {"metadata": _trimmed_metadata(deployment), "spec": kept, "status": deployment.get("status", {})}
 
 
 def trimmed_other(obj: Object) -> Object:
     """A Service, NetworkPolicy or the like with only its metadata: Oars checks that it exists and who owns it."""
-    return {"metadata": {**_trimmed_metadata(obj), "ownerReferences": _owners(obj)}}
-
-
-def _owners(obj: Object) -> list[Object]:
-    owners = obj["metadata"].get("ownerReferences") or ()
-    return [{key: owner[key] for key in ("kind", "name", "uid")} for owner in owners]
+    return {"metadata": _trimmed_metadata(obj)}
 
 
 def _trimmed_metadata(obj: Object) -> Object:
-    kept = ("name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "creationTimestamp",
-            "deletionTimestamp", "deletionGracePeriodSeconds")  # fmt: skip
-    return {key: obj["metadata"][key] for key in kept if key in obj["metadata"]}
+    kept = ("name", "namespace", "uid", "resourceVersion", "generation", "generateName", "labels", "annotations",
+            "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")  # fmt: skip
+    metadata = {key: obj["metadata"][key] for key in kept if key in obj["metadata"]}
+    owners = obj["metadata"].get("ownerReferences") or ()
+    metadata["ownerReferences"] = [
+        {key: owner[key] for key in ("kind", "name", "uid", "controller") if key in owner} for owner in owners
+    ]
+    return metadata

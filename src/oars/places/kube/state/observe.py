@@ -12,10 +12,22 @@ from oars.places.kube import names
 from oars.places.kube.names import Object
 
 
+def deployment_of(pod: Object) -> str:
+    """The name of the Deployment whose ReplicaSet created the pod; empty if there is none. Labels are no proof: anybody
+    can set them, and `kubectl debug --copy-to=x --keep-labels` copies them. A ReplicaSet adopts such a copy, but only
+    pods that it created have a generated name."""
+    metadata = pod["metadata"]
+    template = (metadata.get("labels") or {}).get("pod-template-hash")
+    owners = metadata.get("ownerReferences") or ()
+    owner = next((each["name"] for each in owners if each.get("controller") and each["kind"] == "ReplicaSet"), "")
+    is_created = owner and metadata.get("generateName", "").startswith(owner)
+    return str(owner).removesuffix(f"-{template}") if template and is_created else ""
+
+
 def is_member(pod: Object) -> bool:
-    """True if the pod has a group label. Users can put a cluster's label on any pod, or remove the group label of a
-    member; we ignore such pods."""
-    return names.GROUP in (pod["metadata"].get("labels") or ())
+    """True if a Deployment created the pod and it has a group label. Users can put a cluster's label on any pod, or
+    remove the group label of a member; we ignore such pods."""
+    return names.GROUP in (pod["metadata"].get("labels") or ()) and bool(deployment_of(pod))
 
 
 def is_staying(pod: Object) -> bool:
@@ -45,18 +57,22 @@ def is_ready(pod: Object) -> bool:
 
 def is_running(pod: Object) -> bool:
     """True if the engine's process runs, ready or not."""
-    return _state(pod, _container(pod, role(pod).value))[0] is MemberState.RUNNING
+    return "running" in _container(pod).get("state", {})
 
 
-def role(pod: Object) -> Role:
-    return Role.HEAD if pod["metadata"]["labels"][names.GROUP] == HEAD else Role.WORKER
+def group_name(obj: Object) -> str:
+    """The group of a pod or Deployment; '' without the label."""
+    return str((obj["metadata"].get("labels") or {}).get(names.GROUP, ""))
+
+
+def role(obj: Object) -> Role:
+    """The role of a member or Deployment. Its value is also the name of the engine's container."""
+    return Role.HEAD if group_name(obj) == HEAD else Role.WORKER
 
 
 def group(pod: Object, revisions: Mapping[str, str]) -> str:
     """The group's name. Pods of an older revision form a separate group, NAME@REVISION."""
-    labels = pod["metadata"]["labels"]
-    name = str(labels[names.GROUP])
-    revision = labels.get(names.REVISION, "")
+    name, revision = group_name(pod), pod["metadata"]["labels"].get(names.REVISION, "")
     return name if revisions.get(name, revision) == revision else f"{name}@{revision}"
 
 
@@ -70,15 +86,18 @@ def containers(pod: Object) -> list[str]:
 
 def members(pods: Iterable[Object], revisions: Mapping[str, str]) -> tuple[Member, ...]:
     """The members among the pods: the newest head and all workers. `revisions`: the desired ones by group."""
+    return tuple(_member(pod, revisions) for pod in _member_pods(pods))
+
+
+def _member_pods(pods: Iterable[Object]) -> list[Object]:
     staying = sorted(filter(is_staying, pods), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-    heads = [pod for pod in staying if role(pod) is Role.HEAD][-1:]
-    workers = [pod for pod in staying if role(pod) is Role.WORKER]
-    return tuple(_member(pod, revisions) for pod in [*heads, *workers])
+    heads = [pod for pod in staying if role(pod) is Role.HEAD]
+    return heads[-1:] + [pod for pod in staying if role(pod) is Role.WORKER]
 
 
 def _member(pod: Object, revisions: Mapping[str, str]) -> Member:
     metadata, kind = pod["metadata"], role(pod)
-    container = _container(pod, kind.value)
+    container = _container(pod)
     state, reason = _state(pod, container)
     is_head = kind is Role.HEAD
     return Member(
@@ -110,16 +129,14 @@ def _incarnation(pod: Object, container: Mapping[str, Any]) -> str:
 
 def head_pod(pods: Iterable[Object]) -> str:
     """The name of the newest head pod; empty if there is none."""
-    heads = [pod for pod in pods if is_staying(pod) and role(pod) is Role.HEAD]
-    newest = max(heads, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
-    return str(newest["metadata"]["name"]) if newest else ""
+    return next((str(pod["metadata"]["name"]) for pod in _member_pods(pods) if role(pod) is Role.HEAD), "")
 
 
 def outline(pod: Object) -> tuple[object, ...]:
     """The fields that change when the member changes; empty if the pod is none. Cheaper than comparing members."""
     if not is_staying(pod):
         return ()
-    container = _container(pod, role(pod).value)
+    container = _container(pod)
     address = pod.get("status", {}).get("podIP", "")
     return is_ready(pod), address, container.get("restartCount", 0), *_state(pod, container)
 
@@ -128,13 +145,14 @@ def is_starting(old: Object, new: Object) -> bool:
     """True if the pod is on its way to ready: it was not ready before, and has neither failed nor restarted."""
     if is_ready(old) or not is_staying(old) or not is_staying(new):
         return False
-    before, after = (_container(pod, role(pod).value) for pod in (old, new))
+    before, after = (_container(pod) for pod in (old, new))
     return not _has_died(after) and before.get("restartCount", 0) == after.get("restartCount", 0)
 
 
-def _container(pod: Object, name: str) -> Mapping[str, Any]:
+def _container(pod: Object) -> Mapping[str, Any]:
+    """The status of the engine's container."""
     found = pod.get("status", {}).get("containerStatuses") or ()
-    return next((status for status in found if status["name"] == name), {})
+    return next((status for status in found if status["name"] == role(pod).value), {})
 
 
 def _has_died(container: Mapping[str, Any]) -> bool:
@@ -152,14 +170,10 @@ def _state(pod: Object, container: Mapping[str, Any]) -> tuple[MemberState, str]
     waiting = state.get("waiting", {}).get("reason", "")
     if waiting == "CrashLoopBackOff":
         return MemberState.WAITING, _ending(container.get("lastState", {}).get("terminated", {}))
-    return MemberState.WAITING, waiting or _pending(pod)
-
-
-def _pending(pod: Object) -> str:
     scheduled = condition(pod, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return str(scheduled.get("reason", "Unschedulable"))
-    return "the pod is being created"
+    if not waiting and scheduled.get("status") == "False":
+        return MemberState.WAITING, str(scheduled.get("reason", "Unschedulable"))
+    return MemberState.WAITING, waiting or "the pod is being created"
 
 
 def _ending(terminated: Mapping[str, Any]) -> str:
@@ -174,7 +188,7 @@ def deaths(pods: Iterable[Object], now: float) -> dict[MemberId, Death]:
     found = {}
     for pod in filter(is_staying, pods):
         kind = role(pod)
-        container = _container(pod, kind.value)
+        container = _container(pod)
         restarts, ended = container.get("restartCount", 0), container.get("state", {}).get("terminated")
         if not restarts and not ended and not _has_died(container):
             continue
@@ -196,9 +210,7 @@ def annotation(obj: Object, name: str) -> str:
 
 
 def is_of(pod: Object, deployment: Object) -> bool:
-    wanted = deployment["spec"]["selector"]["matchLabels"]
-    labels = pod["metadata"]["labels"]
-    return all(labels.get(name) == value for name, value in wanted.items())
+    return bool(deployment_of(pod) == deployment["metadata"]["name"])
 
 
 def is_rolled_out(deployment: Object) -> bool:

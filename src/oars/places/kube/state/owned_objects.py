@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object, kind_of
+from oars.model import Cause
+from oars.places.base import PlaceError
 from oars.places.kube.names import KindAndName, kind_and_name
 from oars.places.kube.state import ownership
 from oars.places.kube.state.cache import CATCH_UP, ClusterCache
@@ -22,15 +24,16 @@ class OwnedObjects:
     def __init__(self, client: Client, cache: ClusterCache, owner: Object, clock: Callable[[], float]) -> None:
         self._client = client
         self._cache = cache
-        self._owner = owner
+        self.owner = owner
         self._clock = clock
         self._expected: frozenset[KindAndName] = frozenset()
+        self._left: list[Object] = []  # objects of an earlier cluster of the same name
         self._applied: dict[KindAndName, float] = {}
 
     async def apply(self, obj: Object) -> Object:
         """Create or update the object, owned by the root. Raises NameConflict, and changes nothing, if another owner
         has an object of that name."""
-        obj["metadata"]["ownerReferences"] = [self._owner]
+        obj["metadata"]["ownerReferences"] = [self.owner]
         is_ours = self._cache.has(*kind_and_name(obj)) or (
             kind_and_name(obj) in self._applied and not self.is_missing(kind_and_name(obj))
         )
@@ -47,10 +50,33 @@ class OwnedObjects:
         except ApiError as error:
             if error.status != 409:
                 raise
-        found = await self._client.get(kind_of(obj), metadata["name"], metadata["namespace"])
-        if not ownership.is_of(found, self._owner):
-            raise NameConflict(obj["kind"], metadata["name"], metadata["namespace"])
+        await self.existing(obj)
         return await self._client.apply(obj)
+
+    async def existing(self, obj: Object) -> Object:
+        """The object of that kind and name. Raises NameConflict if something else owns it, and PlaceError if an earlier
+        cluster of the same name left it behind: it is about to be garbage-collected, so we neither change nor use
+        it."""
+        metadata = obj["metadata"]
+        found = await self._client.get(kind_of(obj), metadata["name"], metadata["namespace"])
+        if not ownership.is_of(found, self.owner):
+            raise NameConflict(obj["kind"], metadata["name"], metadata["namespace"])
+        if ownership.is_left(found, self.owner):
+            self._left.append({**found, "apiVersion": obj["apiVersion"], "kind": obj["kind"]})
+            message = f"{obj['kind']} {metadata['name']} of an earlier cluster of this name is being deleted."
+            raise PlaceError(Cause("LeftBehind", message))
+        return found
+
+    async def collect_left(self) -> None:
+        """Delete what `existing` found left behind. Kubernetes is about to do so too, so a refusal is ignored."""
+        while self._left:
+            left = self._left.pop()
+            name, namespace, uid = (left["metadata"][key] for key in ("name", "namespace", "uid"))
+            try:
+                await self._client.delete(kind_of(left), name, namespace, uid=uid)
+            except ApiError as error:
+                if error.status not in (403, 409):
+                    raise
 
     async def withdraw(self, kind: Kind, name: str, namespace: str) -> None:
         """Delete an object that the spec no longer needs, if the root owns it. Without the right to delete it we cannot
@@ -60,7 +86,7 @@ class OwnedObjects:
             return
         try:
             found = await self._client.get(kind, name, namespace)
-            if ownership.is_of(found, self._owner):
+            if ownership.is_of(found, self.owner):
                 await self._client.delete(kind, name, namespace, uid=found["metadata"]["uid"])
         except ApiError as error:
             if error.status not in (403, 404):

@@ -8,6 +8,11 @@ from oars.places.kube import names
 from oars.places.kube.names import Object
 
 
+def has_owner(obj: Object, uid: str) -> bool:
+    """True if the root with this uid owns it."""
+    return any(owner["uid"] == uid for owner in obj["metadata"].get("ownerReferences") or ())
+
+
 def is_owned_by(obj: Object, kind: str, name: str) -> bool:
     """True if a root of that name owns it, either the present root or a deleted one that left the object behind."""
     owners = obj["metadata"].get("ownerReferences") or ()
@@ -21,11 +26,11 @@ def owner_kind(obj: Object, kinds: Collection[str]) -> str:
 
 
 def is_of(obj: Object, root: Object) -> bool:
-    """True if it belongs to the cluster with this owner reference. In direct mode the object may be the root itself."""
+    """True if it belongs to the cluster with this owner reference, or to an earlier one of the same name (`is_left`).
+    In direct mode the object may be the root itself."""
     return bool(obj["metadata"]["uid"] == root["uid"]) or is_owned_by(obj, root["kind"], root["name"])
 
 
 def is_left(obj: Object, root: Object) -> bool:
     """True if an earlier cluster of the same name left it behind; it will be garbage-collected."""
-    owners = obj["metadata"].get("ownerReferences") or ()
-    return root["uid"] not in {obj["metadata"]["uid"], *(owner["uid"] for owner in owners)}
+    return bool(obj["metadata"]["uid"] != root["uid"]) and not has_owner(obj, root["uid"])

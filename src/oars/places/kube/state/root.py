@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cached_property
 
 from oars.base import codec
 from oars.base.errors import Replaced
@@ -14,10 +15,9 @@ from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import CONFIG_MAP, EVENT, Kind, Object
-from oars.model import Cause, Desired, LoopState
+from oars.model import Cause, LoopState
 from oars.places.intent import Intent
 from oars.places.kube import names
-from oars.places.kube.state import status_codec
 from oars.places.kube.state.status_codec import StatusCodec, causes_that_matter
 from oars.places.report import Report
 from oars.spec.status import Phase
@@ -71,30 +71,26 @@ class ConfigMapRoot:
         self._client = client
         self._metadata = config_map["metadata"]
         self.owner = reference(CONFIG_MAP, config_map)
-        self.state = status_codec.load_state(json.loads(config_map.get("data", {}).get(STATE, "null")))
+        self.state = codec.load(LoopState, json.loads(config_map.get("data", {}).get(STATE, "{}")))
         self._report = report_of(config_map)
 
-    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
+    async def save(self, state: LoopState, report: Report | None) -> None:
+        """Write what changed. Raises Replaced if another cluster has the name now."""
         data = {}
-        shown = status_codec.dump_state(state)
-        if shown != status_codec.dump_state(self.state):
-            data[STATE] = json.dumps(shown)
+        if state != self.state:
+            data[STATE] = json.dumps(codec.dump(state))
         if report is not None and report != self._report:
             data[REPORT] = json.dumps(codec.dump(report))
         if data:
-            await self._write(data)
+            metadata = self._metadata
+            body = {"metadata": {"uid": metadata["uid"]}, "data": data}
+            try:
+                await self._client.patch(CONFIG_MAP, metadata["name"], metadata["namespace"], body)
+            except ApiError as error:
+                if not is_uid_conflict(error):
+                    raise
+                raise Replaced(str(metadata["labels"][names.CLUSTER])) from error
         self.state, self._report = state, report or self._report  # only now, so that a failed write is retried
-
-    async def _write(self, data: Mapping[str, str]) -> None:
-        """Patch the ConfigMap. Raises Replaced if another cluster has its name now."""
-        metadata = self._metadata
-        body = {"metadata": {"uid": metadata["uid"]}, "data": data}
-        try:
-            await self._client.patch(CONFIG_MAP, metadata["name"], metadata["namespace"], body)
-        except ApiError as error:
-            if not is_uid_conflict(error):
-                raise
-            raise Replaced(str(metadata["labels"][names.CLUSTER])) from error
 
 
 class ResourceRoot:
@@ -115,109 +111,99 @@ class ResourceRoot:
         self.resource = resource
         self._clock = clock
         self._written = clock()
-        self._last_event: tuple[str, str] = ("", "")
         self._status: Object = dict(resource.get("status") or {})
+        self._cause: Cause | None = None  # the first of those that were last written
+        self._published: Cause | None = None
         self.owner = reference(kind, resource)
-        self.state = codec.load_state(self._status)
 
-    async def save(self, desired: Desired, state: LoopState, report: Report | None) -> None:
-        """Write what changed. A change of worker counts alone may be delayed: otherwise a cluster of a thousand workers
-        would cost a thousand writes."""
-        fresh = dict(self._status)
+    @cached_property
+    def state(self) -> LoopState:
+        """Read when it is needed: a failure can be reported even if the stored state is damaged."""
+        return self._codec.load_state(self._status)
+
+    async def save(self, state: LoopState, report: Report | None) -> None:
+        """Write what changed. A change that only shows progress may be delayed, and a later pass writes it: otherwise a
+        cluster of a thousand workers would cost a thousand writes."""
+        changed: Object = {}
         if report is not None or state.head_epoch or state.retiring:  # the first head is recorded with the first report
-            fresh |= self._codec.dump_state(state)
+            changed = self._codec.dump_state(state)
         if report is not None:
-            fresh.pop("causes", None)
-            fresh |= self._codec.dump_report(report, self._status, now())
+            changed |= self._codec.dump_report(report, self._status, now())
         self.state = state
-        if fresh == self._status or (report is not None and self._may_wait(fresh)):
+        fresh = self._merged(changed)
+        is_progress = report is not None and self._codec.is_progress(self._status, fresh)
+        if is_progress and self._clock() - self._written < PROGRESS_SECONDS:
             return
-        await self._write(fresh)
-        if report is not None:
-            await self._emit_event(report.causes)
+        if await self._write(fresh) and report is not None:
+            self._cause = next(iter(causes_that_matter(report.causes)), None)
 
-    async def refuse(self, cause: Cause, generation: int) -> None:
-        """Record that the cluster cannot be reconciled. Repeated failures of the same cause cost one write."""
-        await self._fail(cause, None, generation)
+    async def refuse(self, cause: Cause, generation: int, phase: Phase | None = None) -> None:
+        """Record that the cluster cannot be reconciled; Phase.FAILED: because its spec is invalid. Repeated failures of
+        the same cause cost one write."""
+        if await self._write(self._merged(self._codec.dump_failure(cause, phase, generation, self._status, now()))):
+            self._cause = next(iter(causes_that_matter((cause,))), None)
 
-    async def invalidate(self, cause: Cause, generation: int) -> None:
-        """Record that the spec is invalid."""
-        await self._fail(cause, Phase.FAILED, generation)
+    async def publish(self) -> None:
+        """Create an Event for the first cause that the status shows, unless it is that of the last Event. A refused
+        Event does not fail the pass."""
+        cause, before = self._cause, self._published
+        self._published = cause
+        if cause is None or (before is not None and (before.reason, before.message) == (cause.reason, cause.message)):
+            return
+        metadata, moment = self.resource["metadata"], now()
+        involved = {key: self.owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+        event = {
+            "apiVersion": "v1",
+            "kind": EVENT.kind,
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "involvedObject": {**involved, "namespace": metadata["namespace"]},
+            "type": "Warning",
+            "reason": cause.reason,
+            "message": f"{cause.message} {cause.hint}".strip()[:1000],
+            "source": {"component": "oars"},
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        try:
+            await self._client.create(event)
+        except ApiError as error:
+            log.warning(pairs("event refused", cluster=metadata["name"], error=error.message))
 
-    async def _fail(self, cause: Cause, phase: Phase | None, generation: int) -> None:
-        fresh = self._status | self._codec.dump_failure(cause, phase, generation, self._status, now())
-        if fresh != self._status:
-            await self._write(fresh)
-            await self._emit_event((cause,))
+    def _merged(self, changed: Object) -> Object:
+        return {key: value for key, value in (self._status | changed).items() if value is not None}
 
-    def _may_wait(self, fresh: Object) -> bool:
-        """True if the status only shows progress: nobody acts on it, and a later pass writes it."""
-        early = (Phase.PENDING.value, Phase.STARTING.value)
-        if "observedGeneration" not in self._status:  # a cluster that becomes ready quickly gets a single write
-            same = fresh["phase"] in early and not fresh["reason"]
-        else:
-            starting = {fresh["phase"], self._status.get("phase")} <= set(early)
-            steady = ("reason", "observedGeneration", *(() if starting else ("phase", "head", "retiring", "endpoints")))
-            same = all(fresh.get(key) == self._status.get(key) for key in steady)
-        return same and self._clock() - self._written < PROGRESS_SECONDS
-
-    async def _write(self, fresh: Object) -> None:
-        # A merge patch keeps keys that it does not name; null removes them.
+    async def _write(self, fresh: Object) -> bool:
+        """Write the status; False if it is unchanged, or if the resource was deleted, and its objects with it."""
+        if fresh == self._status:
+            return False
         metadata = self.resource["metadata"]
-        changed = {key: value for key, value in fresh.items() if self._status.get(key) != value}
-        changed |= dict.fromkeys(self._status.keys() - fresh.keys())
-        if "retiring" in changed:
-            gone = set(self._status.get("retiring") or ()) - set(changed["retiring"] or ())
-            changed["retiring"] = {**(changed["retiring"] or {}), **dict.fromkeys(gone)}
         # The uid keeps it from being written to another resource that got the name.
-        body = {"metadata": {"uid": metadata["uid"]}, "status": changed}
+        body = {"metadata": {"uid": metadata["uid"]}, "status": merge_patch(self._status, fresh)}
         try:
             await self._client.patch(self._kind, metadata["name"], metadata["namespace"], body, subresource="status")
         except ApiError as error:
             if is_not_found(error) or is_uid_conflict(error):
-                return  # the resource was deleted, and its objects with it
+                return False
             raise
         self._status, self._written = fresh, self._clock()
+        return True
 
-    async def _emit_event(self, causes: tuple[Cause, ...]) -> None:
-        """Emit one Event per cause. A refused Event does not fail the pass."""
-        grave = causes_that_matter(causes)
-        first = (grave[0].reason, grave[0].message) if grave else ("", "")
-        if first == self._last_event:
-            return
-        self._last_event = first
-        if grave:
-            try:
-                await self._client.create(event(self._kind, self.resource, grave[0]))
-            except ApiError as error:
-                log.warning(pairs("event refused", cluster=self.resource["metadata"]["name"], error=error.message))
+
+def merge_patch(before: Object, after: Object) -> Object:
+    """The JSON merge patch (RFC 7386) from one object to the other: it keeps keys that it does not name, and null
+    removes one."""
+    patch: Object = dict.fromkeys(before.keys() - after.keys())
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            if old != value:
+                patch[key] = merge_patch(old, value)
+        elif old != value:
+            patch[key] = value
+    return patch
 
 
 def now() -> str:
     """The current time in the format of Kubernetes."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def event(kind: Kind, resource: Object, cause: Cause) -> Object:
-    metadata = resource["metadata"]
-    moment = now()
-    involved = {
-        "apiVersion": kind.api_version,
-        "kind": kind.kind,
-        "name": metadata["name"],
-        "namespace": metadata["namespace"],
-        "uid": metadata["uid"],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": EVENT.kind,
-        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "involvedObject": involved,
-        "type": "Warning",
-        "reason": cause.reason,
-        "message": f"{cause.message} {cause.hint}".strip()[:1000],
-        "source": {"component": "oars"},
-        "firstTimestamp": moment,
-        "lastTimestamp": moment,
-        "count": 1,
-    }

@@ -1,4 +1,4 @@
-"""Converts loop state, status and causes to the data stored in Kubernetes, and back. Pure."""
+"""Converts loop state, report and causes to the status of a ComputeCluster, and back. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,33 @@ from oars.model import HEAD, Cause, LoopState, Member, MemberId, MemberView, Ret
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.places.report import Report
+from oars.plan.status import failed
 from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
 
 READY = "Ready"
+EARLY = (Phase.PENDING, Phase.STARTING)
 MAX_CAUSES = 5
 MAX_LINES, MAX_LINE_LENGTH = 8, 300
 MAX_UNREADY = 20
+
+
+class StatusCodec(Protocol):
+    """Reads and writes the status of one kind of custom resource: the report and the loop state. The dumped fields are
+    merged into the status; None removes a field. `before` is the status as last written."""
+
+    def load_state(self, status: Mapping[str, Any]) -> LoopState: ...
+
+    def dump_state(self, state: LoopState) -> Object: ...
+
+    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object: ...
+
+    def dump_failure(
+        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
+    ) -> Object:
+        """Of a cluster that could not be reconciled. Without a phase, see plan.status.failed."""
+
+    def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+        """True if the change only shows progress: nobody acts on it, so its write may be delayed."""
 
 
 def dump_state(state: LoopState) -> Object:
@@ -35,49 +56,68 @@ def load_state(status: Mapping[str, Any] | None) -> LoopState:
     return LoopState(retiring=retiring, head=head.get("incarnation", ""), head_epoch=head.get("epoch", 0))
 
 
-def dump_causes(causes: Sequence[Cause], before: Mapping[str, Any]) -> list[Object]:
-    """The first causes. If only their log lines differ from `before`, the old causes are kept, for logs change all the
-    time and each change would cost a write. Draining is left out: `retiring` shows it."""
-    fresh = [_dump_cause(cause) for cause in causes if cause.reason != "Draining"][:MAX_CAUSES]
-    old: list[Object] = before.get("causes") or []
-    had_lines = {_cause_key(cause) for cause in old if cause.get("lines")}
-    has_new_lines = any(cause["lines"] and _cause_key(cause) not in had_lines for cause in fresh)
-    same = [*map(_cause_key, old)] == [*map(_cause_key, fresh)]
-    return old if same and not has_new_lines else fresh
+class _ComputeClusterStatus:
+    """It omits the members: there may be thousands, and the pods show them."""
+
+    load_state = staticmethod(load_state)
+    dump_state = staticmethod(dump_state)
+
+    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
+        status, causes = report.status, causes_that_matter(report.causes)
+        if status.phase in EARLY and not causes:
+            status = replace(status, reason="", message="")  # ordinary progress is not worth a write each time
+        elif status.phase is not Phase.READY and causes:
+            status = replace(status, message=f"{status.message} {causes[0].hint}".strip())
+        first = status.groups[0] if status.groups else GroupStatus("default", 0, 0)
+        return {
+            **_summary(status, before, now),
+            "ready": f"{status.ready}/{status.wanted}",
+            "replicas": first.ready,
+            "selector": names.selector(names.pod_labels(status.name, first.name)),
+            "endpoints": asdict(status.endpoints),
+            "headReady": any(member.id == HEAD and member.phase is Phase.READY for member in status.members),
+            "groups": [_group(group, status.members) for group in status.groups],
+            "mode": status.mode,
+            "causes": _dump_causes(causes, before) or None,
+        }
+
+    def dump_failure(
+        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
+    ) -> Object:
+        known = Status("", "", "kubernetes", phase or Phase(before.get("phase") or Phase.PENDING))
+        status = failed(replace(known, generation=before.get("observedGeneration") or 0), cause, generation)
+        status = replace(status, message=f"{cause.message} {cause.hint}".strip())
+        causes = None if status.phase is Phase.FAILED else _dump_causes((cause,), before)
+        return {**_summary(status, before, now), "causes": causes or None}
+
+    def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+        if "observedGeneration" not in before:  # a cluster that becomes ready quickly gets a single write
+            return after["phase"] in EARLY and not after["reason"]
+        is_starting = {after["phase"], before.get("phase")} <= set(EARLY)
+        steady = ("reason", "observedGeneration", *(() if is_starting else ("phase", "head", "retiring", "endpoints")))
+        return all(after.get(key) == before.get(key) for key in steady)
 
 
-def _dump_cause(cause: Cause) -> Object:
-    lines = [line[:MAX_LINE_LENGTH] for line in cause.lines[-MAX_LINES:]]
-    return {"reason": cause.reason, "message": cause.message, "hint": cause.hint, "lines": lines}
+COMPUTE_CLUSTER_STATUS: StatusCodec = _ComputeClusterStatus()
 
 
-def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
-    return str(cause["reason"]), str(cause["message"])
-
-
-def load_causes(data: Sequence[Mapping[str, Any]] | None) -> tuple[Cause, ...]:
-    return tuple(Cause(*_cause_key(each), each.get("hint", ""), tuple(each.get("lines") or ())) for each in data or ())
-
-
-def cr_status(status: Status, causes: Sequence[Cause], before: Mapping[str, Any], now: str) -> Object:
-    """The status of a ComputeCluster, with causes if there are any. It omits the members: there may be thousands, and
-    the pods show them."""
-    hint = causes[0].hint if causes else ""
-    message = f"{status.message} {hint}".strip() if status.phase is not Phase.READY else status.message
-    listed = dump_causes(causes, before)
+def _summary(status: Status, before: Mapping[str, Any], now: str) -> Object:
+    is_ready = "True" if status.phase is Phase.READY else "False"
+    old: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c["type"] == READY), {})
+    condition = {
+        "type": READY,
+        "status": is_ready,
+        "reason": status.reason or status.phase.value,
+        "message": status.message,
+        "observedGeneration": status.generation,
+        "lastTransitionTime": now if old.get("status") != is_ready else old.get("lastTransitionTime", now),
+    }
     return {
         "phase": status.phase.value,
         "reason": status.reason,
-        "message": message,
-        "ready": f"{status.ready}/{status.wanted}",
-        "replicas": status.groups[0].ready if status.groups else 0,
+        "message": status.message,
         "observedGeneration": status.generation,
-        "endpoints": asdict(status.endpoints),
-        "headReady": any(member.id == HEAD and member.phase is Phase.READY for member in status.members),
-        "groups": [_group(group, status.members) for group in status.groups],
-        "conditions": [_condition(status, message, before, now)],
-        "mode": status.mode,
-        **({"causes": listed} if listed else {}),
+        "conditions": [condition],
     }
 
 
@@ -85,6 +125,39 @@ def _group(group: GroupStatus, members: Sequence[MemberStatus]) -> Object:
     """`unready` names pods that run although the engine does not list them, so that clients can tell who is ready."""
     starting = [m.id for m in members if m.group == group.name and m.phase not in (Phase.READY, Phase.STOPPING)]
     return asdict(group) | ({"unready": starting[:MAX_UNREADY]} if starting and group.ready else {})
+
+
+def causes_that_matter(causes: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Without those that only report progress."""
+    return tuple(cause for cause in causes if cause.hint or cause.lines)
+
+
+def _dump_causes(causes: Sequence[Cause], before: Mapping[str, Any]) -> list[Object]:
+    """The first causes. If only their log lines differ from `before`, the old causes are kept, for logs change all the
+    time and each change would cost a write. Draining is left out: `retiring` shows it."""
+    fresh: list[Object] = [
+        {
+            "reason": cause.reason,
+            "message": cause.message,
+            "hint": cause.hint,
+            "lines": [line[:MAX_LINE_LENGTH] for line in cause.lines[-MAX_LINES:]],
+        }
+        for cause in causes
+        if cause.reason != "Draining"
+    ][:MAX_CAUSES]
+    old: list[Object] = before.get("causes") or []
+    had_lines = {_cause_key(cause) for cause in old if cause.get("lines")}
+    has_new_lines = any(cause["lines"] and _cause_key(cause) not in had_lines for cause in fresh)
+    same = [*map(_cause_key, old)] == [*map(_cause_key, fresh)]
+    return old if same and not has_new_lines else fresh
+
+
+def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
+    return str(cause["reason"]), str(cause["message"])
+
+
+def load_causes(data: Sequence[Mapping[str, Any]] | None) -> tuple[Cause, ...]:
+    return tuple(codec.load(Cause, cause) for cause in data or ())
 
 
 def load_view(status: Mapping[str, Any], members: Sequence[Member]) -> View:
@@ -100,84 +173,3 @@ def load_view(status: Mapping[str, Any], members: Sequence[Member]) -> View:
         oldest = sorted(mine, key=lambda member: member.created_at)[: group.get("ready", 0)]
         ready |= {member.id: MemberView(True) for member in oldest}
     return View(up=True, members=ready)
-
-
-def _condition(status: Status, message: str, before: Mapping[str, Any], now: str) -> Object:
-    value = "True" if status.phase is Phase.READY else "False"
-    old: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c["type"] == READY), {})
-    changed = now if old.get("status") != value else old.get("lastTransitionTime", now)
-    return {
-        "type": READY,
-        "status": value,
-        "reason": status.reason or status.phase.value,
-        "message": message,
-        "observedGeneration": status.generation,
-        "lastTransitionTime": changed,
-    }
-
-
-def failed_status(cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str) -> Object:
-    """The status of a cluster that could not be reconciled. Without a phase the last one is kept, for running members
-    keep running; but a status about an older spec is not Ready."""
-    if phase is None:
-        phase = Phase(before.get("phase") or Phase.PENDING)
-        if phase is Phase.READY and before.get("observedGeneration") != generation:
-            phase = Phase.DEGRADED
-    message = f"{cause.message} {cause.hint}".strip()
-    status = Status("", "", "kubernetes", phase, cause.reason, message, generation=generation)
-    causes = None if phase is Phase.FAILED else dump_causes((cause,), before)
-    return {**_brief(status, before, now), "causes": causes}
-
-
-def _brief(status: Status, before: Mapping[str, Any], now: str) -> Object:
-    return {
-        "phase": status.phase.value,
-        "reason": status.reason,
-        "message": status.message,
-        "observedGeneration": status.generation,
-        "conditions": [_condition(status, status.message, before, now)],
-    }
-
-
-class StatusCodec(Protocol):
-    """Reads and writes the status of one kind of custom resource: the report and the loop state."""
-
-    def load_state(self, status: Mapping[str, Any]) -> LoopState: ...
-
-    def dump_state(self, state: LoopState) -> Object: ...
-
-    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object: ...
-
-    def dump_failure(
-        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
-    ) -> Object: ...
-
-
-class _ComputeClusterStatus:
-    def load_state(self, status: Mapping[str, Any]) -> LoopState:
-        return load_state(status)
-
-    def dump_state(self, state: LoopState) -> Object:
-        return dump_state(state)
-
-    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
-        status = report.status
-        first = status.groups[0].name if status.groups else "default"
-        selector = names.selector(names.pod_labels(status.name, first))
-        grave = causes_that_matter(report.causes)
-        if status.phase in (Phase.PENDING, Phase.STARTING) and not grave:
-            status = replace(status, reason="", message="")  # ordinary progress is not worth a write each time
-        return {**cr_status(status, grave, before, now), "selector": selector}
-
-    def dump_failure(
-        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
-    ) -> Object:
-        return failed_status(cause, phase, generation, before, now)
-
-
-COMPUTE_CLUSTER_STATUS: StatusCodec = _ComputeClusterStatus()
-
-
-def causes_that_matter(causes: Sequence[Cause]) -> tuple[Cause, ...]:
-    """Without those that only report progress."""
-    return tuple(cause for cause in causes if cause.hint or cause.lines)

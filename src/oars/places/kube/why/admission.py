@@ -1,20 +1,28 @@
-"""Messages of API servers that reject an object: quotas, limit ranges, admission policies, webhooks. Pure."""
+"""Objects that the API server refuses to create: quotas, limit ranges, admission policies, webhooks. Pure."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from oars.places.kube.why import quantities
-from oars.places.kube.why.facts import Snapshot, name, strip_period
+from oars.model import Role
+from oars.places.kube.names import Object
+from oars.places.kube.state.observe import condition, group_name, role
+from oars.places.kube.why import facts, quantities
+from oars.places.kube.why.facts import Finding, Severity, Snapshot, name, strip_period
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     reason: str
     text: str
     hint: str
 
+
+_PREFIX = re.compile(
+    r'^(?:\(combined from similar events\): )?(?:Error creating: |Failed to create new replica set "[^"]*": )?'
+    r'(?:(?:pods|replicasets\.apps) "[^"]*" is forbidden: )?'
+)
 
 _QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (\S*)")
 _QUOTA_UNSET = re.compile(r"failed quota: (\S+): must specify (\S+) for: ([\w-]+)")
@@ -44,6 +52,35 @@ _OTHERS = (
     (re.compile(r"in namespace (\S+) because it is being terminated"), "NamespaceEnding",
      "namespace {0} is being deleted", "Wait until it is deleted, or use another namespace."),
 )  # fmt: skip
+
+
+def refused_pods(snapshot: Snapshot, namespace: str) -> Iterable[Finding]:
+    """One finding per group whose ReplicaSet was refused a pod, or whose Deployment a ReplicaSet. The condition is
+    removed when creation succeeds; events remain for an hour, so they count only where there is no condition."""
+    groups: set[str] = set()
+    for deployment in snapshot.deployments:
+        failure = condition(deployment, "ReplicaFailure")
+        if failure.get("status") == "True" and group_name(deployment) not in groups and facts.replicas(deployment):
+            groups.add(group_name(deployment))
+            yield _refused(deployment, str(failure.get("message", "")), namespace, snapshot)
+    for deployment in snapshot.stalled:
+        for event in facts.events_of(snapshot, deployment, "ReplicaSetCreateError")[-1:]:
+            yield _refused(deployment, str(event.get("message", "")), namespace, snapshot)
+
+
+def _refused(deployment: Object, message: str, namespace: str, snapshot: Snapshot) -> Finding:
+    reason, text, hint = explain(message, namespace, snapshot) or (
+        "CreationRefused",
+        strip_period(_PREFIX.sub("", message)),
+        "Change the rejected fields, or contact the administrator of the Kubernetes cluster.",
+    )
+    group, total, subject = group_name(deployment), facts.replicas(deployment), "The head"
+    if role(deployment) is not Role.HEAD:
+        # Count the pods: the Deployment's own status is updated later.
+        existing = sum(group_name(pod) == group and not facts.is_terminating(pod) for pod in snapshot.pods)
+        subject = f"Worker pods of group {group} ({total - existing} of {total})"
+    text = f"cannot be created: {text}"
+    return Finding(Severity.REFUSED, reason, text, hint, role=role(deployment), group=group, subject=subject)
 
 
 def explain(message: str, namespace: str, snapshot: Snapshot) -> Explanation | None:

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from oars.base.errors import Denied, OarsError, SpecError
-from oars.kube.errors import ApiError, is_denied, is_permanent
+from oars.kube.errors import ApiError, Unreachable, is_denied
 from oars.model import Cause
+from oars.places.base import PlaceError
 from oars.places.kube.why import admission
 from oars.places.kube.why.facts import Snapshot, strip_period
+from oars.plan.why import pass_failure
 
 _FORBIDDEN = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) (?:resource|path) "(?P<resource>[^"]*)"'
@@ -23,10 +25,10 @@ _ESCALATION_RULE = re.compile(r"\{(APIGroups:.*?)\}(?:\n|$)")
 _RULE_FIELD = re.compile(r"(\w+):(\[[^\]]*\])")
 _NO_NAMESPACE = re.compile(r'namespaces? "([^"]+)" not found')
 _IN_NAMESPACE = re.compile(r'in (?:the )?namespace "?([\w-]+)"?')
-# HTTP status: reason and hint.
+# HTTP status: reason and hint. {flag} is " -n x" if the namespace is known.
 _BY_STATUS = {
     401: ("Unauthorized", "The API server rejects the credentials in the kubeconfig: log in again."),
-    403: ("Forbidden", "`oars rbac` prints the permissions that Oars needs."),
+    403: ("Forbidden", "`oars rbac{flag}` prints the permissions that Oars needs."),
     404: ("NotFound", "It was deleted; Oars creates it again if it owns it."),
     413: ("TooLarge", "Shorten the spec: an object may have about 1.5 MB."),
     429: ("TooManyRequests", "The API server is overloaded; Oars retries."),
@@ -43,19 +45,17 @@ class NameConflict(OarsError):
         super().__init__(message, f"Rename the cluster or, if nothing uses the {kind}, delete it: `{command}`.")
 
 
-def cause_of(error: OarsError) -> Cause:
+def cause_of(error: Exception) -> Cause:
+    """Why a request or a pass failed."""
     if isinstance(error, ApiError):
         return explain_response(error.status, error.reason, error.message, error.status_details)
     if isinstance(error, NameConflict):
         return Cause("NameTaken", error.message, error.hint)
     if isinstance(error, SpecError):
         return Cause("InvalidSpec", error.message, error.hint)
-    return Cause("ApiServerUnreachable", f"The Kubernetes API server does not respond: {error.message}", error.hint)
-
-
-def is_lasting(error: OarsError) -> bool:
-    """True if a retry fails too, until somebody changes an object or a permission."""
-    return isinstance(error, NameConflict) or (isinstance(error, ApiError) and is_permanent(error))
+    if isinstance(error, Unreachable):
+        return Cause("ApiServerUnreachable", f"The Kubernetes API server does not respond: {error.message}", error.hint)
+    return error.cause if isinstance(error, PlaceError) else pass_failure(error)
 
 
 def is_about_rbac(error: ApiError) -> bool:
@@ -77,16 +77,15 @@ def denied_with_rule() -> Iterator[None]:
 def explain_response(status: int, reason: str, message: str, details: Mapping[str, Any]) -> Cause:
     """The cause for an error response of the API server."""
     if match := _FORBIDDEN.search(message):
-        return _forbidden(match)
+        return _forbidden(**match.groupdict(default=""))
     if match := _ESCALATION.search(message):
         return _escalation(match[1], message)
-    namespace = _IN_NAMESPACE.search(message)
-    kind, name = details.get("kind", ""), details.get("name", "")
+    in_namespace = _IN_NAMESPACE.search(message)
+    namespace = in_namespace[1] if in_namespace else ""
+    kind, name, text = details.get("kind", ""), details.get("name", ""), strip_period(message)
     subject = f"{kind}/{name}" if kind and name else kind or name or "The request"
-    rejected = admission.explain(message, namespace[1] if namespace else "", Snapshot())
-    if rejected:
+    if rejected := admission.explain(message, namespace, Snapshot()):
         return Cause(rejected.reason, f"{subject} was rejected: {rejected.text}.", rejected.hint)
-    text = strip_period(message)
     if status == 404 and (match := _NO_NAMESPACE.search(message)):
         hint = f"Create it (`kubectl create namespace {match[1]}`), or set `namespace: {{create: true}}`."
         return Cause("NamespaceMissing", f"Namespace {match[1]} does not exist.", hint)
@@ -100,16 +99,17 @@ def explain_response(status: int, reason: str, message: str, details: Mapping[st
         return Cause("Invalid", f"{subject} was rejected: {_fields(details) or text}.", hint)
     default = reason or "ServerError", "Oars retries. If the error persists, check the API server."
     known, hint = _BY_STATUS.get(status, default)
-    return Cause(known, f"The API server answered {status}: {text}.", hint)
+    flag = f" -n {namespace}" if namespace else ""
+    return Cause(known, f"The API server answered {status}: {text}.", hint.format(flag=flag))
 
 
-def _forbidden(match: re.Match[str]) -> Cause:
-    user, verb, resource, api_group, namespace = (match[n] for n in ("user", "verb", "resource", "group", "namespace"))
-    where = f"in namespace {namespace}" if namespace else "in the whole cluster"
-    of_group = f" of API group {api_group}" if api_group else ""
-    role = f"Role in namespace {namespace}" if namespace else "ClusterRole"
-    rule = f'- {{apiGroups: ["{api_group or ""}"], resources: ["{resource}"], verbs: ["{verb}"]}}'
-    hint = f"Add this rule to a {role} that is bound to {user}: `{rule}`. `oars rbac` prints all required rules."
+def _forbidden(user: str, verb: str, resource: str, group: str, namespace: str) -> Cause:
+    of_group = f" of API group {group}" if group else ""
+    where, role, flag = "in the whole cluster", "ClusterRole", ""
+    if namespace:
+        where, role, flag = f"in namespace {namespace}", f"Role in namespace {namespace}", f" -n {namespace}"
+    rule = f'- {{apiGroups: ["{group}"], resources: ["{resource}"], verbs: ["{verb}"]}}'
+    hint = f"Add this rule to a {role} that is bound to {user}: `{rule}`. `oars rbac{flag}` prints all required rules."
     return Cause("RightMissing", f"{user} may not {verb} {resource}{of_group} {where}.", hint)
 
 
@@ -136,8 +136,6 @@ def _conflict(reason: str, subject: str, text: str, details: Mapping[str, Any]) 
 
 def _fields(details: Mapping[str, Any]) -> str:
     """The fields that a response names, with what is wrong with each."""
-    causes = details.get("causes")
-    if not isinstance(causes, list):
-        return ""
+    causes = details.get("causes") or ()
     lines = (f"{cause.get('field', '')}: {cause.get('message', '')}".strip(": ") for cause in causes)
-    return "; ".join(line for line in lines if line)
+    return "; ".join(filter(None, lines))

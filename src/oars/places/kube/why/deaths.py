@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from oars.model import HEAD
+from oars.model import HEAD, LogPattern, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
-from oars.places.kube.state.observe import is_ready
+from oars.places.kube.state.observe import group_name, is_ready, phase, role
+from oars.places.kube.why import facts
 from oars.places.kube.why.facts import (
     Finding,
     Severity,
     Snapshot,
-    container_spec,
     container_statuses,
     container_suffix,
-    events_of,
-    group,
-    is_disrupted,
-    is_terminating,
-    last_seen,
     name,
-    role,
-    seconds_between,
     spec_section,
-    strip_period,
 )
-from oars.places.kube.why.logs import explain_pod_log
 from oars.places.kube.why.start import NEVER_RAN
 from oars.plan.decide import CRASH_LOOP
+from oars.plan.logs import LogMeaning, explain_log
 from oars.plan.why import LINES
 
 READINESS_GRACE = 20.0  # seconds in which a starting member may fail its readiness probe
@@ -42,11 +34,18 @@ MAX_LOGS = 12  # logs read at a time
 _PROBE = re.compile(r"(Readiness|Liveness|Startup) probe (?:failed|errored)[^:]*: ?(.*)", re.DOTALL)
 _CONTAINER = re.compile(r"\{(.+)\}$")  # in the fieldPath of an event: spec.containers{worker}
 _NO_LOG = "unable to retrieve container logs"  # the kubelet's text in place of a deleted log
+_DNS = re.compile(
+    r"Name or service not known|Temporary failure in name resolution|No address associated with hostname|"
+    r"Name does not resolve|DNS resolution failed|Could not resolve host|no such host"
+)
+_HOST = re.compile(r"\w+://([A-Za-z][\w.-]*)|DNS resolution failed for ([\w.-]+)")
+
+# logs
 
 
 def containers_with_log(pod: Object) -> tuple[str, ...]:
     """Containers that died and whose log may explain it."""
-    if is_terminating(pod) or is_disrupted(pod) or pod.get("status", {}).get("phase") == "Succeeded":
+    if facts.is_terminating(pod) or facts.is_disrupted(pod) or phase(pod) == "Succeeded":
         return ()
     ends = [(each["name"], _last_end(each)) for each in container_statuses(pod)]
     return tuple(container for container, end in ends if end and end.get("reason") not in NEVER_RAN)
@@ -86,13 +85,28 @@ def share_log_tails(snapshot: Snapshot) -> Snapshot:
 def _death_key(pod: Object, status: Mapping[str, Any]) -> tuple[str, ...]:
     """Equal for containers that died the same way, as far as that is known without their logs."""
     end = _last_end(status)
-    recovered = "recovered" if _has_recovered(pod, status) else ""
-    return (role(pod), group(pod), str(status["name"]), str(end.get("reason", "")), _exit(end), recovered)
+    return group_name(pod), status["name"], end.get("reason", ""), _exit(end), str(_has_recovered(pod, status))
 
 
 def _tail(snapshot: Snapshot, pod: Object, container: str) -> tuple[str, ...]:
     lines = snapshot.log_tails.get((name(pod), container), ())
     return tuple(line for line in lines if not line.startswith(_NO_LOG))
+
+
+def explain_pod_log(lines: Sequence[str], patterns: Sequence[LogPattern], namespace: str) -> LogMeaning | None:
+    """The meaning of a log's last lines, by the engine's patterns, general ones, and failed DNS lookups."""
+    meaning, text = explain_log(lines, patterns), "\n".join(lines)
+    if (meaning and meaning.reason) or not _DNS.search(text):
+        return meaning
+    host = next((found[1] or found[2] for found in _HOST.finditer(text)), "of the head")
+    hint = (
+        "Check that the cluster's DNS runs (`kubectl get pods -n kube-system -l k8s-app=kube-dns`) "
+        f"and that the Service exists (`kubectl get service -n {namespace}`)."
+    )
+    return LogMeaning(f"DNS cannot resolve the name {host}", hint, "NoDns")
+
+
+# deaths
 
 
 def _last_end(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,31 +132,53 @@ def _exit(end: Mapping[str, Any]) -> str:
 
 
 def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
-    probe = _failed_probe(snapshot, pod)
-    if probe:
+    if probe := _failed_probe(snapshot, pod, namespace):
         return probe
     dead = [status for status in container_statuses(pod) if _last_end(status)]
     if dead:
         status = min(dead, key=lambda each: bool(each.get("ready")))  # prefer one that has not recovered
-        tail = _tail(snapshot, pod, status["name"])
-        if _last_end(status).get("reason") == "OOMKilled":
-            return _out_of_memory(pod, status, tail)
-        return _died(snapshot, pod, status, namespace)
+        oom = _last_end(status).get("reason") == "OOMKilled"
+        return _out_of_memory(snapshot, pod, status) if oom else _died(snapshot, pod, status, namespace)
     tail = _tail(snapshot, pod, role(pod))
     found = explain_pod_log(tail, snapshot.log_patterns, namespace)
     if found is None or not found.reason or is_ready(pod):
         return None
-    text = f"is not ready: {found.meaning}" if role(pod) == HEAD else f"cannot join the head: {found.meaning}"
-    return Finding(Severity.DEATH, found.reason, text, found.hint, tail[-LINES:])
+    problem = "is not ready" if role(pod) is Role.HEAD else "cannot join the head"
+    return Finding(Severity.DEATH, found.reason, f"{problem}: {found.meaning}", found.hint, tail[-LINES:])
 
 
-def _out_of_memory(pod: Object, status: Mapping[str, Any], tail: tuple[str, ...]) -> Finding:
-    recovered = _has_recovered(pod, status)
-    limits = (container_spec(pod, status["name"]).get("resources") or {}).get("limits") or {}
-    limit = f"the limit is {limits['memory']}" if "memory" in limits else ""
-    text = f"ran out of memory{_details(pod, status, limit)}{' and restarted' if recovered else ''}"
-    hint = f"Give {_more_memory(pod, status['name'])}, or process less data at a time."
-    return Finding(Severity.PAST if recovered else Severity.DEATH, "OOMKilled", text, hint, tail[-LINES:])
+def _out_of_memory(snapshot: Snapshot, pod: Object, status: Mapping[str, Any]) -> Finding:
+    container, recovered = status["name"], _has_recovered(pod, status)
+    limits = (facts.container_spec(pod, container).get("resources") or {}).get("limits") or {}
+    limit = [f"the limit is {limits['memory']}"] if "memory" in limits else []
+    text = f"ran out of memory{container_suffix(pod, container, *limit)}{' and restarted' if recovered else ''}"
+    hint = f"Give {_more_memory(pod, container)}, or process less data at a time."
+    severity = Severity.PAST if recovered else Severity.DEATH
+    return Finding(severity, "OOMKilled", text, hint, _tail(snapshot, pod, container)[-LINES:])
+
+
+def _died(snapshot: Snapshot, pod: Object, status: Mapping[str, Any], namespace: str) -> Finding:
+    container, state = status["name"], status.get("state") or {}
+    tail, how = _tail(snapshot, pod, container), _exit(_last_end(status))
+    found = explain_pod_log(tail, snapshot.log_patterns, namespace)
+    because = f": {found.meaning}" if found else ""
+    if _has_recovered(pod, status):
+        text = f"died{container_suffix(pod, container, how)}{because} and restarted"
+        return Finding(Severity.PAST, "Replaced", text, found.hint if found else "", tail[-LINES:])
+    hint = found.hint if found else _read_log(pod, container, namespace)
+    if how.endswith("SIGKILL") and not found:  # the kernel may have killed a child for memory, and the parent with it
+        hint += f" If it happens again, give {_more_memory(pod, container)}."
+    deaths = status.get("restartCount", 0) + ("running" not in state)
+    if deaths >= CRASH_LOOP or (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff":
+        reason, text = (
+            "CrashLoop",
+            f"died repeatedly{container_suffix(pod, container, f'{deaths} times', how)}{because}",
+        )
+    else:
+        reason = "HeadLost" if role(pod) is Role.HEAD else "WorkerLost"
+        text = f"died{container_suffix(pod, container, how)}{because}"
+    reason = found.reason if found and found.reason else reason
+    return Finding(Severity.DEATH, reason, text, hint, tail[-LINES:], merge_key=f"{container} {how}{because}")
 
 
 def _more_memory(pod: Object, container: str) -> str:
@@ -151,54 +187,28 @@ def _more_memory(pod: Object, container: str) -> str:
     return f"container {container} more memory in `pod` of {spec_section(pod)}"
 
 
-def _died(snapshot: Snapshot, pod: Object, status: Mapping[str, Any], namespace: str) -> Finding:
-    tail = _tail(snapshot, pod, status["name"])
-    how, lines = _exit(_last_end(status)), tail[-LINES:]
-    found = explain_pod_log(tail, snapshot.log_patterns, namespace)
-    because = f": {found.meaning}" if found else ""
-    if _has_recovered(pod, status):
-        text = f"died{_details(pod, status, how)}{because} and restarted"
-        return Finding(Severity.PAST, "Replaced", text, found.hint if found else "", lines)
-    hint = found.hint if found else _read_log(pod, status["name"])
-    if how.endswith("SIGKILL") and not found:  # the kernel may have killed a child for memory, and the parent with it
-        hint += f" If it happens again, give {_more_memory(pod, status['name'])}."
-    state = status.get("state") or {}
-    deaths = status.get("restartCount", 0) + ("running" not in state)
-    if deaths >= CRASH_LOOP or (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff":
-        reason, text = "CrashLoop", f"died repeatedly{_details(pod, status, f'{deaths} times', how)}{because}"
-    else:
-        reason = "HeadLost" if role(pod) == HEAD else "WorkerLost"
-        text = f"died{_details(pod, status, how)}{because}"
-    reason = found.reason if found and found.reason else reason
-    return Finding(Severity.DEATH, reason, text, hint, lines, merge_key=f"{status['name']} {how}{because}")
-
-
-def _details(pod: Object, status: Mapping[str, Any], *details: str) -> str:
-    """' (container fetch; exit code 4)'; the engine's container is not named."""
-    container = "" if status["name"] == role(pod) else f"container {status['name']}"
-    known = [detail for detail in (container, *details) if detail]
-    return f" ({'; '.join(known)})" if known else ""
-
-
-def _read_log(pod: Object, container: str) -> str:
-    member = HEAD if role(pod) == HEAD else name(pod)
+def _read_log(pod: Object, container: str, namespace: str) -> str:
+    cluster, member = pod["metadata"]["labels"][names.CLUSTER], HEAD if role(pod) is Role.HEAD else name(pod)
     option = "" if container == role(pod) else f" -c {container}"
-    return f"Read its log: `oars logs {pod['metadata']['labels'][names.CLUSTER]} {member}{option}`."
+    return f"Read its log: `oars logs {cluster} {member} -n {namespace}{option}`."
 
 
-def _failed_probe(snapshot: Snapshot, pod: Object) -> Finding | None:
+# probes
+
+
+def _failed_probe(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
     """The newest probe failure that still matters. A failed liveness or startup probe restarts the container."""
-    for event in reversed(events_of(snapshot, pod, "Unhealthy")):
+    for event in reversed(facts.events_of(snapshot, pod, "Unhealthy")):
         match = _PROBE.match(str(event.get("message", "")))
         path = _CONTAINER.search(str((event.get("involvedObject") or {}).get("fieldPath", "")))
-        container = path[1] if path else role(pod)
-        status = next((each for each in container_statuses(pod) if each["name"] == container), {"name": container})
-        if match is None or not _still_matters(pod, status, match[1], last_seen(event)):
+        container = path[1] if path else role(pod).value
+        status = next((each for each in container_statuses(pod) if each["name"] == container), {})
+        if match is None or not _still_matters(pod, status, match[1], facts.last_seen(event)):
             continue
-        kind, error = match[1].lower(), strip_period(" ".join(match[2].split())) or "no answer"
+        kind, error = match[1].lower(), facts.strip_period(" ".join(match[2].split())) or "no answer"
         restarted = "" if kind == "readiness" else " and restarted"
         text = f"failed the {kind} probe{container_suffix(pod, container)}{restarted}: {error}"
-        hint, lines = _read_log(pod, container), _tail(snapshot, pod, container)[-LINES:]
+        hint, lines = _read_log(pod, container, namespace), _tail(snapshot, pod, container)[-LINES:]
         severity, reason = (Severity.PAST, "Replaced") if is_ready(pod) else (Severity.PROBE, "ProbeFails")
         return Finding(severity, reason, text, hint, lines, merge_key=f"{container} {kind}")
     return None
@@ -211,5 +221,5 @@ def _still_matters(pod: Object, status: Mapping[str, Any], kind: str, time: str)
         return False
     if kind == "Readiness":
         started = str(((status.get("state") or {}).get("running") or {}).get("startedAt", ""))
-        return not ready and seconds_between(started, time) >= READINESS_GRACE
+        return not ready and facts.seconds_between(started, time) >= READINESS_GRACE
     return bool(end) and (is_ready(pod) or not ready)  # without an end the failure had no consequences yet

@@ -8,9 +8,9 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any
 
-from oars.model import HEAD, LogPattern
-from oars.places.kube.names import GROUP, Object
-from oars.places.kube.state.observe import condition
+from oars.model import LogPattern, Role
+from oars.places.kube.names import Object
+from oars.places.kube.state.observe import condition, group_name, role
 
 
 @dataclass(frozen=True)
@@ -54,30 +54,19 @@ class Finding:
     hint: str = ""
     lines: tuple[str, ...] = ()
     merge_key: str = ""  # findings with the same key become one cause; the default is `text`
-    role: str = ""
+    role: Role = Role.WORKER
     group: str = ""
     pod: str = ""
     subject: str = ""  # replaces the pod's name, for pods that do not exist yet
-
-
-def group(obj: Object) -> str:
-    return str((obj["metadata"].get("labels") or {}).get(GROUP, ""))
-
-
-def role(obj: Object) -> str:
-    """'head', 'worker' or, without a group label, ''. It is also the name of the engine's container."""
-    return HEAD if group(obj) == HEAD else "worker" if group(obj) else ""
 
 
 def name(obj: Object) -> str:
     return str(obj["metadata"]["name"])
 
 
-def spec_section(obj: Object) -> str:
+def spec_section(pod: Object) -> str:
     """The part of the cluster spec that configures this pod."""
-    if role(obj) == HEAD:
-        return "the head"
-    return f"worker group {group(obj)}" if group(obj) else "the pod"
+    return "the head" if role(pod) is Role.HEAD else f"worker group {group_name(pod)}"
 
 
 def replicas(deployment: Object) -> int:
@@ -92,9 +81,8 @@ def is_terminating(pod: Object) -> bool:
 def is_disrupted(pod: Object) -> bool:
     """True if Kubernetes evicted, preempted or failed the pod: its containers' statuses explain nothing then."""
     status = pod.get("status", {})
-    if condition(pod, "DisruptionTarget").get("status") == "True":
-        return True
-    return bool(status.get("phase") == "Failed" and status.get("reason"))
+    has_failed = status.get("phase") == "Failed" and bool(status.get("reason"))
+    return has_failed or condition(pod, "DisruptionTarget").get("status") == "True"
 
 
 def container_statuses(pod: Object) -> list[Mapping[str, Any]]:
@@ -108,23 +96,20 @@ def container_spec(pod: Object, container: str) -> Mapping[str, Any]:
     return next((each for each in containers if each["name"] == container), {})
 
 
-def container_suffix(pod: Object, container: str) -> str:
-    """' (container x)', or '' for the engine's container."""
-    return "" if container == role(pod) else f" (container {container})"
+def container_suffix(pod: Object, container: str, *details: str) -> str:
+    """' (container fetch; exit code 4)'; the engine's container is not named."""
+    known = details if container == role(pod) else (f"container {container}", *details)
+    return f" ({'; '.join(known)})" if known else ""
 
 
 def events_of(snapshot: Snapshot, obj: Object, *reasons: str) -> list[Object]:
     """Events about this object, oldest first. The UID is compared because a new pod may reuse an old one's name."""
-
-    def is_about(involved: Mapping[str, Any]) -> bool:
-        if involved.get("uid"):
-            return bool(involved["uid"] == obj["metadata"].get("uid"))
-        return bool(involved.get("name") == name(obj))
-
-    found = [
-        event for event in snapshot.events
-        if event.get("reason") in reasons and is_about(event.get("involvedObject") or {})
-    ]  # fmt: skip
+    found = []
+    for event in snapshot.events:
+        involved = event.get("involvedObject") or {}
+        key = "uid" if involved.get("uid") else "name"
+        if event.get("reason") in reasons and involved.get(key) == obj["metadata"].get(key):
+            found.append(event)
     return sorted(found, key=last_seen)
 
 

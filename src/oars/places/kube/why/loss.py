@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from oars.places.kube.names import Object
-from oars.places.kube.state.observe import condition, is_ready
-from oars.places.kube.why.facts import (
-    Finding,
-    Severity,
-    Snapshot,
-    events_of,
-    group,
-    is_disrupted,
-    name,
-    replicas,
-    strip_period,
-)
+from oars.places.kube.state.observe import condition, group_name, is_ready, phase
+from oars.places.kube.why import facts
+from oars.places.kube.why.facts import Finding, Severity, Snapshot, strip_period
 
 _REPLACED = "Kubernetes creates a replacement on another node."
 # Reason of the condition DisruptionTarget: reason, text and hint.
@@ -34,16 +25,17 @@ _DISRUPTIONS = {
 def find(snapshot: Snapshot, pod: Object) -> Finding | None:
     status, node = pod.get("status", {}), pod["spec"].get("nodeName", "")
     on_node = f" (node {node})" if node else ""
-    if not is_disrupted(pod):
+    if not facts.is_disrupted(pod):
         return _node_lost(snapshot, pod, node) if node and not is_ready(pod) else None
-    ready = sum(group(other) == group(pod) and is_ready(other) for other in snapshot.pods)
-    if 0 < sum(replicas(each) for each in snapshot.deployments if group(each) == group(pod)) <= ready:
+    group = group_name(pod)
+    ready = sum(group_name(other) == group and is_ready(other) for other in snapshot.pods)
+    if 0 < sum(facts.replicas(each) for each in snapshot.deployments if group_name(each) == group) <= ready:
         return None  # already replaced
     target = condition(pod, "DisruptionTarget")
     if target.get("status") == "True" and target.get("reason") in _DISRUPTIONS:
         reason, text, hint = _DISRUPTIONS[target["reason"]]
         return Finding(Severity.LOST, reason, f"{text}{on_node}", hint)
-    if status.get("phase") != "Failed" or not status.get("reason"):
+    if phase(pod) != "Failed" or not status.get("reason"):
         return None
     message = strip_period(str(status.get("message", "")))
     because = f": {message}" if message else ""
@@ -56,16 +48,17 @@ def find(snapshot: Snapshot, pod: Object) -> Finding | None:
 
 def _node_lost(snapshot: Snapshot, pod: Object, node: str) -> Finding | None:
     """The kubelet of a lost node reports nothing: the pod keeps its last status, except that it is not Ready."""
-    hint = f"Check the node: `kubectl describe node {node}`. Its pods are replaced after a few minutes."
-    text = f"cannot be reached: node {node} does not respond"
-    known = next((each for each in snapshot.nodes or () if name(each) == node), None)
-    if known is not None:
+    known = next((each for each in snapshot.nodes or () if facts.name(each) == node), None)
+    if known is None:
+        is_lost = condition(pod, "ContainersReady").get("status") == "True" and bool(
+            facts.events_of(snapshot, pod, "NodeNotReady")
+        )
+        details = ""
+    else:
         ready = condition(known, "Ready")
-        if ready.get("status") == "True" or pod.get("status", {}).get("phase") != "Running":
-            return None
-        details = strip_period(str(ready.get("message", ""))) or "it is not Ready"
-        return Finding(Severity.LOST, "NodeLost", f"{text} ({details})", hint)
-    containers_ready = condition(pod, "ContainersReady").get("status") == "True"
-    if containers_ready and events_of(snapshot, pod, "NodeNotReady"):
-        return Finding(Severity.LOST, "NodeLost", text, hint)
-    return None
+        is_lost = ready.get("status") != "True" and phase(pod) == "Running"
+        details = f" ({strip_period(str(ready.get('message', ''))) or 'it is not Ready'})"
+    if not is_lost:
+        return None
+    hint = f"Check the node: `kubectl describe node {node}`. Its pods are replaced after a few minutes."
+    return Finding(Severity.LOST, "NodeLost", f"cannot be reached: node {node} does not respond{details}", hint)

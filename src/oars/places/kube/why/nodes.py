@@ -28,7 +28,7 @@ class _Case:
     """A pod without a node."""
 
     pod: Object
-    parts: tuple[tuple[int, str], ...]  # the scheduler's message: number of nodes, reason
+    parts: Sequence[tuple[int, str]]  # the scheduler's message: number of nodes, reason
     nodes: Sequence[Object]  # empty if unknown
     pods: Sequence[Object]  # of the same cluster
     namespace: str
@@ -56,43 +56,40 @@ def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
     else:
         match = _MESSAGE.match(message)
         parts = [(int(count or 0), text.strip()) for count, text in _PART.findall(match[2] if match else "")]
-        case = _Case(pod, tuple(part for part in parts if part[1]), snapshot.nodes or (), snapshot.pods, namespace)
+        case = _Case(pod, [part for part in parts if part[1]], snapshot.nodes or (), snapshot.pods, namespace)
         taints, others = [*_taints(case)], [*_insufficient(case), *_other(case)]
         reasons = [*taints, *others] if _needs_tainted_node(case) else [*others, *taints]
         reasons = reasons or [(strip_period(message), f"Run `kubectl describe pod {name(pod)} -n {namespace}`.")]
     texts = "; ".join(text for text, _ in reasons)
-    hints = [hint for _, hint in reasons if hint]
     requests = ", ".join(f"{show(resource, value)} {resource}" for resource, value in sorted(pod_requests(pod).items()))
     text = f"found no node{f' for {requests}' if requests else ''}: {texts}"
-    return Finding(Severity.NODE, "Unschedulable", text, " Or: ".join(hints[:2]), merge_key=texts)
+    return Finding(Severity.NODE, "Unschedulable", text, " Or: ".join(hint for _, hint in reasons[:2]), merge_key=texts)
 
 
 def _count(nodes: int) -> str:
     return f"{nodes} node{'s' if nodes != 1 else ''}"
 
 
+# resources
+
+
 def _insufficient(case: _Case) -> Iterable[_Reason]:
-    usable, section = case.usable, spec_section(case.pod)
-    requests = {**pod_requests(case.pod), "pods": 1.0}
-    exhausted = []
+    usable, requests, exhausted = case.usable, {**pod_requests(case.pod), "pods": 1.0}, []
     for count, text in case.parts:
         resource = "pods" if text.startswith("Too many pods") else text.removeprefix("Insufficient ")
         if resource == text:
             continue
         if not usable:
-            yield (
-                f"too little {resource} is free ({_count(count)})",
-                f"{_request_less(case, [resource])}, or add nodes.",
-            )
+            less = _request_less(case, [resource])
+            yield f"too little {resource} is free ({_count(count)})", f"{less[0].upper()}{less[1:]}, or add nodes."
             continue
         most, largest = max((allocatable(node).get(resource, 0.0), name(node)) for node in usable)
         if most == 0.0:
             yield f"no usable node has {resource}", f"Add nodes with {resource}, or do not request it."
         elif requests.get(resource, 0.0) > most:
-            yield (
-                f"no usable node has so much {resource} (most: {show(resource, most)}, node {largest})",
-                f"Request at most {show(resource, most)} {_field(resource)} in {section}, or add larger nodes.",
-            )
+            limit = f"{show(resource, most)} {_field(resource)} in {spec_section(case.pod)}"
+            text = f"no usable node has so much {resource} (most: {show(resource, most)}, node {largest})"
+            yield text, f"Request at most {limit}, or add larger nodes."
         else:
             exhausted.append(resource)
     if exhausted:
@@ -111,14 +108,13 @@ def _exhausted(case: _Case, resources: list[str], requests: Mapping[str, float])
         figures.append((-free[resources[0]], f"node {name(node)}: {listed}"))
     best = "; ".join(text for _, text in sorted(figures, key=lambda figure: figure[0])[:2])
     others = "; pods of other owners use the rest" if fits else ""
-    less = _request_less(case, resources)
-    hint = f"Use fewer workers, {less[0].lower()}{less[1:]}, or add nodes."
-    return f"too little {' and '.join(resources)} is free (at most {best}{others})", hint
+    text = f"too little {' and '.join(resources)} is free (at most {best}{others})"
+    return text, f"Use fewer workers, {_request_less(case, resources)}, or add nodes."
 
 
 def _request_less(case: _Case, resources: list[str]) -> str:
     fields = [_field(resource) for resource in resources if resource != "pods"]
-    return f"Request less {' and '.join(fields)} in {spec_section(case.pod)}" if fields else "Use fewer workers"
+    return f"request less {' and '.join(fields)} in {spec_section(case.pod)}" if fields else "use fewer workers"
 
 
 def _field(resource: str) -> str:
@@ -126,6 +122,9 @@ def _field(resource: str) -> str:
     if resource in ("cpu", "memory"):
         return f"`{resource}`"
     return "`gpu`" if resource.endswith("/gpu") else resource
+
+
+# taints
 
 
 def _needs_tainted_node(case: _Case) -> bool:
@@ -145,12 +144,10 @@ def _taints(case: _Case) -> Iterable[_Reason]:
         if "untolerated taint" in text:
             match = _TAINT.search(text)
             taint = match[1].replace(": ", "=").strip("= ") if match else ""
-            yield (
-                f"{_count(count)}: taint{f' {taint}' if taint else ''} is not tolerated",
-                _tolerate(case.pod, taint.partition("=")[0]),
-            )
+            listed = f"{_count(count)}: taint{f' {taint}' if taint else ''} is not tolerated"
+            yield listed, _tolerate(case.pod, taint.partition("=")[0])
         elif "were unschedulable" in text:
-            yield f"{_count(count)}: cordoned", "Find them with `kubectl get nodes`, and run `kubectl uncordon` on one."
+            yield f"{_count(count)}: cordoned", "List them with `kubectl get nodes`, then run `kubectl uncordon NODE`."
 
 
 def _node_taints(pod: Object, nodes: Sequence[Object]) -> Iterable[_Reason]:
@@ -177,20 +174,19 @@ def _tolerate(pod: Object, key: str) -> str:
 
 
 def _untolerated(pod: Object, node: Object) -> list[Mapping[str, Any]]:
-    taints = node.get("spec", {}).get("taints") or ()
     tolerations = pod["spec"].get("tolerations") or ()
-    return [
-        taint for taint in taints
-        if taint.get("effect") in ("NoSchedule", "NoExecute") and not any(_tolerates(t, taint) for t in tolerations)
-    ]  # fmt: skip
+    taints = [t for t in node.get("spec", {}).get("taints") or () if t.get("effect") in ("NoSchedule", "NoExecute")]
+    return [taint for taint in taints if not any(_tolerates(each, taint) for each in tolerations)]
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
+    for field in ("effect", "key"):
+        if toleration.get(field) and toleration[field] != taint.get(field):
+            return False
     return toleration.get("operator") == "Exists" or bool(toleration.get("value", "") == taint.get("value", ""))
+
+
+# labels, affinity, ports, volumes
 
 
 def _is_selected(pod: Object, node: Object) -> bool:
@@ -212,20 +208,19 @@ def _other(case: _Case) -> Iterable[_Reason]:
 
 
 def _selector(case: _Case, count: int) -> _Reason:
-    labels = [f"{key}={value}" for key, value in (case.pod["spec"].get("nodeSelector") or {}).items()]
+    selector = case.pod["spec"].get("nodeSelector") or {}
+    labels = ",".join(f"{key}={value}" for key, value in selector.items())
     if not labels:
         return f"its node affinity excludes {_count(count)}", "Correct the affinity of the pod, or label a node."
     if case.nodes and not any(_is_selected(case.pod, node) for node in case.nodes):
-        command = f"kubectl label node {name(case.nodes[0])} {' '.join(labels)}"
-        text = f"no node has the label {','.join(labels)}"
-        return text, f"Correct its nodeSelector, or label a node, for example `{command}`."
-    text = f"{_count(count)} without the label {','.join(labels)}"
-    return text, f"Correct its nodeSelector, or add the label {','.join(labels)} to a node."
+        command = f"kubectl label node {name(case.nodes[0])} {labels.replace(',', ' ')}"
+        return f"no node has the label {labels}", f"Correct its nodeSelector, or label a node, for example `{command}`."
+    text = f"{_count(count)} without the label {labels}"
+    return text, f"Correct its nodeSelector, or add the label {labels} to a node."
 
 
 def _volume(case: _Case, text: str) -> _Reason:
-    missing = _CLAIM.search(text)
-    if missing:
+    if missing := _CLAIM.search(text):
         reason = f"PersistentVolumeClaim {missing[1]} does not exist in namespace {case.namespace}"
         return reason, "Create it, or correct its name in the pod's volumes."
     volumes = case.pod["spec"].get("volumes") or ()

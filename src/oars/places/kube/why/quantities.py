@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from oars.places.kube.names import Object
+from oars.places.kube.state.observe import phase
 from oars.spec.resources import show_memory
 
 _UNITS = {
@@ -52,11 +53,8 @@ def allocatable(node: Object) -> dict[str, float]:
 
 def used(pods: Iterable[Object], node: Object) -> dict[str, float]:
     """The requests of those of the given pods that occupy the node."""
-    occupying = (
-        pod for pod in pods
-        if pod["spec"].get("nodeName") == node["metadata"]["name"]
-        and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-    )  # fmt: skip
+    on_node = (pod for pod in pods if pod["spec"].get("nodeName") == node["metadata"]["name"])
+    occupying = (pod for pod in on_node if phase(pod) not in ("Succeeded", "Failed"))
     return _sum({**pod_requests(pod), "pods": 1.0} for pod in occupying)
 
 

@@ -3,38 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from oars.places.kube.names import HELPER, Object
-from oars.places.kube.why.facts import (
-    Finding,
-    Severity,
-    Snapshot,
-    container_spec,
-    container_statuses,
-    container_suffix,
-    events_of,
-    role,
-    spec_section,
-    strip_period,
-)
+from oars.places.kube.state.observe import role
+from oars.places.kube.why import facts
+from oars.places.kube.why.facts import Finding, Severity, Snapshot, spec_section, strip_period
 
-_IMAGE = {
-    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
-    "RegistryUnavailable", "SignatureValidationFailed",
-}  # fmt: skip
+_IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+          "RegistryUnavailable", "SignatureValidationFailed"}  # fmt: skip
 _CREATE = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError",
            "PreStartHookError", "PostStartHookError"}  # fmt: skip
 NEVER_RAN = {"StartError", "ContainerCannotRun"}  # reasons of terminated containers that ran no process
 _CREATING = {"ContainerCreating", "PodInitializing"}
 
 _CHECK_IMAGE = "Check the name and the tag of the image."
-# Pattern in the error of the pull, and the hint; the first match wins.
-_PULL_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
+# Pattern in the error of the pull, and the hint; the first match wins. {flags}: the namespace and the registry.
+_PULL_HINTS = (
     (re.compile(r"(?i)unauthorized|denied|forbidden|no basic auth|\b401\b|\b403\b"),
-     "If the image exists, create a Secret with `kubectl create secret docker-registry registry-login`, and set "
-     "`pod: {spec: {imagePullSecrets: [{name: registry-login}]}}`."),
+     "If the image exists, create a Secret with `kubectl create secret docker-registry registry-login {flags} "
+     "--docker-username=USER --docker-password=PASSWORD`, and set "
+     "`pod: {{spec: {{imagePullSecrets: [{{name: registry-login}}]}}}}`."),
     (re.compile(r"(?i)toomanyrequests|rate limit|\b429\b"),
      "The registry limits pulls: log in with imagePullSecrets, use a mirror, or wait."),
     (re.compile(r"(?i)x509|certificate|server gave HTTP response"),
@@ -63,25 +51,25 @@ _KINDS = {"secret": "Secret", "configmap": "ConfigMap"}
 
 
 def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
-    statuses = container_statuses(pod)
+    statuses = facts.container_statuses(pod)
     waiting = [(each.get("state") or {}).get("waiting") or {} for each in statuses]
     for status, wait in zip(statuses, waiting, strict=True):
-        reason, message = wait.get("reason", ""), str(wait.get("message", ""))
+        reason, message, container = wait.get("reason", ""), str(wait.get("message", "")), str(status["name"])
         if reason in _IMAGE:
-            return _image(snapshot, pod, str(status["name"]), reason, message)
+            return _image(snapshot, pod, container, reason, message, namespace)
         ended = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get("terminated") or {}
         if ended.get("reason") in NEVER_RAN:
-            return _cannot_run(pod, status, str(ended.get("message", "")), namespace)
+            return _cannot_run(pod, container, str(ended.get("message", "")), namespace)
         if reason in _CREATE:
-            return _cannot_run(pod, status, message, namespace)
+            return _cannot_run(pod, container, message, namespace)
     if pod["spec"].get("nodeName") and all(wait.get("reason") in _CREATING for wait in waiting):
         return _before_containers(snapshot, pod, namespace)
     return None
 
 
-def _image(snapshot: Snapshot, pod: Object, container: str, reason: str, message: str) -> Finding:
-    image = str(container_spec(pod, container).get("image", ""))  # the status holds the runtime's spelling
-    where = container_suffix(pod, container)
+def _image(snapshot: Snapshot, pod: Object, container: str, reason: str, message: str, namespace: str) -> Finding:
+    image = str(facts.container_spec(pod, container).get("image", ""))  # the status holds the runtime's spelling
+    where = facts.container_suffix(pod, container)
     if reason == "InvalidImageName":
         text = f"cannot start{where}: {image!r} is not a valid image name"
         hint = "Correct `image`, for example example.org/team/dask:1."
@@ -93,17 +81,18 @@ def _image(snapshot: Snapshot, pod: Object, container: str, reason: str, message
     error = strip_period(_PULL_PREFIX.sub("", message))
     if not error:  # during the back-off only the event has it
         prefix = f'Failed to pull image "{image}": '
-        events = [str(event.get("message", "")) for event in events_of(snapshot, pod, "Failed")]
+        events = [str(event.get("message", "")) for event in facts.events_of(snapshot, pod, "Failed")]
         pull = next((each.removeprefix(prefix) for each in reversed(events) if each.startswith(prefix)), "")
         error = strip_period(_PULL_PREFIX.sub("", pull))
-    hint = next((hint for pattern, hint in _PULL_HINTS if pattern.search(error)), _CHECK_IMAGE)
+    registry = image.partition("/")[0]
+    flags = f"-n {namespace}" + (f" --docker-server={registry}" if "." in registry or ":" in registry else "")
+    hint = next((hint.format(flags=flags) for pattern, hint in _PULL_HINTS if pattern.search(error)), _CHECK_IMAGE)
     text = f"cannot pull image {image}{where}{f': {error}' if error else ''}"
     return Finding(Severity.IMAGE, "ImagePull", text, hint, merge_key=image)  # the error differs between attempts
 
 
-def _cannot_run(pod: Object, status: Mapping[str, Any], message: str, namespace: str) -> Finding:
-    container = str(status["name"])
-    start = f"cannot start{container_suffix(pod, container)}"
+def _cannot_run(pod: Object, container: str, message: str, namespace: str) -> Finding:
+    start = f"cannot start{facts.container_suffix(pod, container)}"
     if match := _KEY.search(message):
         key, kind, name = match[1], _KINDS[match[2].lower()], match[3]
         hint = f"Add the key to {kind} {name}, or correct the key's name."
@@ -114,11 +103,10 @@ def _cannot_run(pod: Object, status: Mapping[str, Any], message: str, namespace:
         return Finding(Severity.START, "ConfigMissing", text, f"Create the {kind}, or correct its name.")
     if match := _COMMAND.search(message):
         program = next(group for group in match.groups() if group)
-        image = container_spec(pod, container).get("image", "")
+        image = facts.container_spec(pod, container).get("image", "")
+        hint = f"Correct the command of container {container}."
         if container in (role(pod), HELPER):
             hint = f"Set `image` of {spec_section(pod)} to an image that contains Python and the engine."
-        else:
-            hint = f"Correct the command of container {container}."
         return Finding(Severity.START, "CommandMissing", f"{start}: image {image} has no program {program}", hint)
     message = strip_period(message.partition(" (pod: ")[0])  # the rest repeats the names of pod and container
     if "runAsNonRoot" in message or "non-root policy" in message:
@@ -131,7 +119,7 @@ def _cannot_run(pod: Object, status: Mapping[str, Any], message: str, namespace:
 def _before_containers(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
     """Failures of volumes and of the pod's sandbox appear only in events."""
     reasons = ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox")
-    events = events_of(snapshot, pod, *reasons)
+    events = facts.events_of(snapshot, pod, *reasons)
     if not events:
         return None
     reason, node = events[-1]["reason"], pod["spec"]["nodeName"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from oars.base.errors import OarsError
 from oars.kube.client import Client
@@ -64,16 +66,12 @@ class Evidence:
 
     def forget(self) -> None:
         """Call when the cluster is healthy."""
-        self._collected = 0.0
-        self._events: list[Object] = []
-        self._nodes: list[Object] | None = None
-        self._quotas: list[Object] = []
-        self._limit_ranges: list[Object] = []
-        self._log_tails: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._collected, self._known = 0.0, Snapshot()
 
     async def causes(
         self, pods: Sequence[Object], deployments: Sequence[Object], log_patterns: Sequence[LogPattern] = ()
     ) -> tuple[Cause, ...]:
+        pods = list(filter(observe.is_member, pods))
         now = self._clock()
         versions = frozenset(str(obj["metadata"].get("resourceVersion")) for obj in (*pods, *deployments))
         if versions != self._versions:
@@ -86,30 +84,21 @@ class Evidence:
         is_due = now - self._collected >= (SLOW_POLL if unchanged > SLOW_POLL else POLL)
         if is_due and (is_stuck or stalled or any(map(is_failing, pods)) or any(map(has_replica_failure, deployments))):
             self._collected = now
-            await self._collect(pods)
-        snapshot = Snapshot(
-            pods=pods,
-            events=self._events,
-            deployments=deployments,
-            stalled=stalled,
-            nodes=self._nodes,
-            quotas=self._quotas,
-            limit_ranges=self._limit_ranges,
-            log_tails=self._log_tails,
-            log_patterns=log_patterns,
-        )
+            self._known = await self._collect(pods)
+        snapshot = replace(self._known, pods=pods, deployments=deployments, stalled=stalled, log_patterns=log_patterns)
         return causes(snapshot, self._namespace)
 
-    async def _collect(self, pods: Sequence[Object]) -> None:
-        self._events = await self._lists.get(EVENT, self._namespace, "type=Warning") or []
-        self._quotas = await self._lists.get(RESOURCE_QUOTA, self._namespace) or []
-        self._limit_ranges = await self._lists.get(LIMIT_RANGE, self._namespace) or []
-        if any(map(_is_unschedulable, pods)):
-            self._nodes = await self._lists.get(NODE, None)
-        chosen = logs_to_read(pods)
+    async def _collect(self, pods: Sequence[Object]) -> Snapshot:
+        is_unplaced, chosen = any(map(_is_unschedulable, pods)), logs_to_read(pods)
         tails = await asyncio.gather(*(self._log_tail(pod, container) for pod, container in chosen))
         keys = [(pod["metadata"]["name"], container) for pod, container in chosen]
-        self._log_tails = dict(zip(keys, tails, strict=True))
+        return Snapshot(
+            events=await self._lists.get(EVENT, self._namespace, "type=Warning") or [],
+            quotas=await self._lists.get(RESOURCE_QUOTA, self._namespace) or [],
+            limit_ranges=await self._lists.get(LIMIT_RANGE, self._namespace) or [],
+            nodes=await self._lists.get(NODE, None) if is_unplaced else self._known.nodes,
+            log_tails=dict(zip(keys, tails, strict=True)),
+        )
 
     async def _log_tail(self, pod: Object, container: str) -> tuple[str, ...]:
         """The last lines before the container died; it may have been restarted since."""
@@ -128,18 +117,16 @@ class Evidence:
 
 def is_failing(pod: Object) -> bool:
     """True if the pod's own status reports a failure."""
-    if pod.get("status", {}).get("phase") == "Failed" or _is_unschedulable(pod):
-        return True
-    for container in container_statuses(pod):
-        state = container.get("state") or {}
-        waiting = (state.get("waiting") or {}).get("reason", "")
-        if (state.get("terminated") or {}).get("exitCode"):
-            return True
-        if waiting not in ("", "ContainerCreating", "PodInitializing"):
-            return True
-        if container.get("restartCount") and not container.get("ready"):
-            return True
-    return False
+    return observe.phase(pod) == "Failed" or _is_unschedulable(pod) or any(map(_has_failed, container_statuses(pod)))
+
+
+def _has_failed(container: Mapping[str, Any]) -> bool:
+    state = container.get("state") or {}
+    return bool(
+        (state.get("terminated") or {}).get("exitCode")
+        or (state.get("waiting") or {}).get("reason", "") not in ("", "ContainerCreating", "PodInitializing")
+        or (container.get("restartCount") and not container.get("ready"))
+    )
 
 
 def _is_unschedulable(pod: Object) -> bool:
