@@ -7,7 +7,7 @@ SELECT ?=
 pytest = $(BIN)/python -m pytest tests/$(1) -o cache_dir=.pytest_cache/$(1) $(SELECT) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check unit envs contract live lab lab-build lab-test api e2e lab-and-api bench docs clean
+.PHONY: help setup demo test test-all check unit simulation envs contract live lab lab-build lab-test api e2e lab-and-api bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ check: setup ## check format, lint, types and import contracts
 
 unit: setup ## unit tests
 	$(call pytest,unit)
+
+simulation: setup ## simulated histories of users and faults against the real operator
+	$(call pytest,simulation)
 
 envs: setup ## build the engine environments that the tests need and .venv does not contain
 	$(BIN)/oars env build --engine mars
@@ -66,7 +69,7 @@ e2e: lab-build envs ## tests with real pods: every engine, every mode
 PARALLEL = $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target
 
 test: setup ## set up and run all tests except those marked `long`
-	@{ $(PARALLEL) lab-build check unit; first=$$?; $(PARALLEL) lab-and-api e2e; second=$$?; \
+	@{ $(PARALLEL) lab-build check unit simulation; first=$$?; $(PARALLEL) lab-and-api e2e; second=$$?; \
 	  [ $$first -eq 0 ] && [ $$second -eq 0 ]; } > .lab-test.log 2>&1 & background=$$!; \
 	$(MAKE) --no-print-directory --keep-going contract live; local=$$?; \
 	echo "waiting for the lint, unit and Kubernetes tests (.lab-test.log)"; \

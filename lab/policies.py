@@ -107,13 +107,13 @@ class Enforcer:
         self._applied: dict[str, str] = {}
         self._failed: dict[str, int] = {}
         self._stop = threading.Event()
-        self.error: LabError | None = None
+        self.error: Exception | None = None
 
     def run(self) -> None:
         while not self._stop.is_set():
             try:
                 self.once()
-            except LabError as error:
+            except Exception as error:  # noqa: BLE001 (a thread that ends silently enforces nothing)
                 self.error = error
                 return
             self._stop.wait(EVERY)

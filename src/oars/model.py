@@ -211,7 +211,7 @@ class Member:
     incarnation: str = ""  # changes with every start; empty: not started yet
     head_epoch: int = 0  # of the head that it was started for
     started_at: float = 0.0
-    created_at: float = 0.0  # tells who is newer where the number at the end of the id does not
+    created_at: float = 0.0  # orders members whose ids have no number
     pid: int | None = None
     address: str = ""
     reason: str = ""  # for Waiting and Exited: short, such as "killed by SIGKILL"

@@ -185,7 +185,7 @@ def in_group(home: Kube, group: str) -> list[str]:
 
 def held_by(demo: Cluster, member: str) -> int:
     """Bytes of results on one worker, on the page that the engine's head has for Oars."""
-    path, key = {"dask": ("/oars/members.json", "name"), "mars": ("/api/oars/nodes", "who")}[demo.engine]
+    path, key = {"dask": ("/oars/members.json", "name"), "mars": ("/api/oars/nodes", "identity")}[demo.engine]
     where = urlsplit(demo.dashboard_link)
     with urllib.request.urlopen(f"{where.scheme}://{where.netloc}{path}", timeout=20) as answer:
         told = json.load(answer)

@@ -196,6 +196,7 @@ class Loop:
         """How long the head has not listed workers that run. Unknown while it does not answer, and counted from zero
         by a new loop."""
         if not view.up:
+            self._unlisted_since.clear()
             return {}
         now = time.monotonic()  # it lives in memory only: a step of the wall clock must not kill workers
         missing = {

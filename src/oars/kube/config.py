@@ -113,7 +113,7 @@ def _from_kubeconfig(config: _Config, environ: Environ, context_name: str | None
     # Unlike kubectl, we do not need current-context if there is one context.
     name = context_name or config.current or (next(iter(config.contexts)) if len(config.contexts) == 1 else "")
     if not name:
-        hint = "Pass --context, or run `kubectl config use-context NAME`."
+        hint = "Pass --context, or choose one of the contexts below with `kubectl config use-context`."
         raise ConfigError(f"current-context is not set in {config.source}.", hint, tuple(sorted(config.contexts)))
     context, _ = config.find("context", name)
     cluster, cluster_dir = config.find("cluster", context.get("cluster", ""))

@@ -130,7 +130,7 @@ class _SessionFile(io.RawIOBase):
 
 def _pack(session: ExecSession, loop: asyncio.AbstractEventLoop, local: Path, name: str) -> None:
     with tarfile.open(fileobj=_SessionFile(session, loop), mode="w|", bufsize=_BLOCK_SIZE) as archive:
-        archive.add(local, arcname=name)
+        archive.add(local.resolve(), arcname=name)  # the file, if the user named a link
 
 
 def _unpack(session: ExecSession, loop: asyncio.AbstractEventLoop, name: str, target: Path) -> None:

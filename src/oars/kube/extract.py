@@ -45,6 +45,8 @@ def extract(archive: tarfile.TarFile, root: str, target: Path) -> None:
             except (_Refused, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in _BAD_PATH:
                     raise
+                if PurePosixPath(member.name) == PurePosixPath(root):
+                    raise _nothing_copied(member, target, error) from error
                 _log.warning(pairs("skipped unsafe tar member", path=member.name, error=str(error)))
         extraction.finish()
     except OSError as error:
@@ -52,6 +54,14 @@ def extract(archive: tarfile.TarFile, root: str, target: Path) -> None:
         raise OarsError(
             message, "Check its type, its permissions and the free space, or choose another target."
         ) from error
+
+
+def _nothing_copied(member: tarfile.TarInfo, target: Path, error: Exception) -> OarsError:
+    """The error if the path that the user named cannot be extracted."""
+    if member.issym():
+        return OarsError(f"{member.name} is a link to {member.linkname}.", "Copy the path that it leads to.")
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return OarsError(f"Cannot copy {member.name} to {target}: {reason}.", "Choose another target.")
 
 
 class _Extraction:

@@ -218,4 +218,4 @@ def _failure_or_progress(new: Object | None, has_failed: Callable[[Object], bool
 
 def _spec_version(resource: Object) -> tuple[object, ...]:
     metadata = resource["metadata"]
-    return metadata.get("generation"), metadata.get("annotations"), metadata.get("deletionTimestamp")
+    return tuple(metadata.get(field) for field in ("uid", "generation", "annotations", "deletionTimestamp"))

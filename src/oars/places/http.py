@@ -70,7 +70,7 @@ def parse_reply(text: bytes, sender: str) -> Any:
         reply = None
     match reply:
         case {"error": message}:
-            raise EngineUnreachable(str(message or f"{sender}: an error of which nothing is said"))
+            raise EngineUnreachable(str(message or f"{sender} reported an error without a message"))
         case {"ok": result}:
             return result
     raise InvalidReply(f"{sender}: its answer cannot be read")

@@ -59,7 +59,7 @@ def _deaths(desired: Desired, observed: Observed, view: View) -> Iterable[Cause]
             yield _death(desired, member, failure)
     for member, failure in finished:
         meaning, hint = _meaning(desired, failure)
-        hint = hint or f"Read its log: `oars logs {desired.name} {member.id}`."
+        hint = hint or _read_log(desired, member.id)
         message = f"{member.id} {failure.reason}{_clause(meaning)} and is not started again."
         yield Cause(_REASONS[member.role], message, hint, failure.tail[-LINES:], (member.id,))
     for member, failure in recovered:
@@ -73,9 +73,13 @@ def _death(desired: Desired, member: Member, failure: Failure) -> Cause:
     name, lines = member.id, failure.tail[-LINES:]
     if failure.count >= CRASH_LOOP:
         message = f"{name} keeps dying ({failure.count} times; {failure.reason}){_clause(meaning)}."
-        return Cause("CrashLoop", message, hint or f"Read its log: `oars logs {desired.name} {name}`.", lines, (name,))
+        return Cause("CrashLoop", message, hint or _read_log(desired, name), lines, (name,))
     message = f"{name} {failure.reason}{_clause(meaning)}; it is being restarted."
     return Cause(_REASONS[member.role], message, hint, lines, (name,))
+
+
+def _read_log(desired: Desired, member: MemberId) -> str:
+    return f"Read its log: `{command('logs', desired.name, member, namespace=desired.namespace)}`."
 
 
 def _clause(meaning: str) -> str:
@@ -109,7 +113,7 @@ def _unlisted(desired: Desired, observed: Observed, view: View) -> Iterable[Caus
     )
     if late:
         log = command("logs", desired.name, late[0], namespace=desired.namespace)
-        message = f"The head does not list {_listed(late)}, which run. Each is replaced if that lasts."
+        message = f"Running, but not joined to the head: {_listed(late)}. Oars replaces them if they do not join."
         yield Cause("NotJoined", message, f"See what it does: `{log}`.", (), tuple(late))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -229,17 +229,20 @@ class Service:
         anything changes. force: do not drain workers. modules: as for create(). Raises SpecError if the cluster cannot
         be changed to this spec."""
         service = self._at(name, spec)
-        try:
-            async with service.cluster(name) as handle:
+        async with AsyncExitStack() as stack:
+            try:
+                handle = await stack.enter_async_context(service.cluster(name))
                 changes = await handle.diff(spec)
+            except NotFound:
+                changes = ()
+            else:
                 _check_allowed(changes, self.reference(name, handle.namespace))
                 if changes:
                     on_changes(Outcome.CHANGED, changes)
                     await handle.apply(spec, force=force)
                 status = await wait_ready(handle, None, timeout, progress)
                 return Applied(Outcome.CHANGED if changes else Outcome.UNCHANGED, changes, status)
-        except NotFound:
-            changes = (_new_cluster(name, spec),)
+        changes = (_new_cluster(name, spec),)
         on_changes(Outcome.CREATED, changes)
         status = await service.create(name, spec, timeout=timeout, progress=progress, modules=modules)
         return Applied(Outcome.CREATED, changes, status)

@@ -115,7 +115,7 @@ class Noting(Direct):
             pass
 
 
-def test_only_what_is_its_own_is_seen() -> None:
+def test_only_own_objects_are_cached() -> None:
     member = pod("w", **{names.GROUP: "default"})
     server = Server(
         ROOT,
@@ -196,7 +196,7 @@ def test_lease_is_released_when_the_cluster_is_gone(what: str, obj: Object) -> N
     assert asyncio.run(asyncio.wait_for(body(), 5))["spec"]["holderIdentity"] == ""
 
 
-def test_a_cluster_that_is_known_is_no_other_of_its_name() -> None:
+def test_handle_does_not_follow_another_cluster_of_the_same_name() -> None:
     async def body() -> None:
         direct = Direct(cast(Client, Server(THEIRS)), "n", "demo", "me", "r")
         with pytest.raises(NotFound):

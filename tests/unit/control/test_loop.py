@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from oars.base.errors import EngineUnreachable
 from oars.control.loop import Loop
 from oars.engines.base import Engine
 from oars.model import Cause, Desired, LoopState, MemberView, Observed, Remove, Retiring, View
@@ -174,6 +175,8 @@ def test_worker_that_the_head_does_not_list_is_reported_and_replaced(monkeypatch
         return ()
 
     async def look(_: Any) -> View:
+        if world.look_error:
+            raise world.look_error
         return View(up=True, members={worker(n).id: MemberView(True) for n in (0, 1)})
 
     monkeypatch.setattr(world, "remove", remove)
@@ -187,6 +190,12 @@ def test_worker_that_the_head_does_not_list_is_reported_and_replaced(monkeypatch
         assert world.report is not None and world.report.status.reason == "NotJoined"
         assert VICTIM in world.report.status.message and not removed
         seconds[0] = JOIN_TIMEOUT + 1
+        world.look_error = EngineUnreachable("a large graph")
+        await loop.once(desired())
+        world.look_error = None
+        await loop.once(desired())
+        assert not removed, "the time in which the head did not answer does not count"
+        seconds[0] += JOIN_TIMEOUT + 1
         await loop.once(desired())
 
     run(passes())

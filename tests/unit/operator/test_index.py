@@ -165,3 +165,14 @@ def test_labelled_object_with_another_owner_is_ignored(kind: str, owners: list[O
     assert cached.has("Deployment" if kind == "deployments" else "Service", "d") is is_indexed
     assert cached.deployments() == ([found] if is_indexed and kind == "deployments" else [])
     assert cached.has("Secret", "d") is None, "not watched"
+
+
+def test_recreated_resource_is_woken() -> None:
+    """Both have generation 1, and the watch may have missed the deletion."""
+    woken, watches = watched()
+    first, second = ({"metadata": {"namespace": "team", "name": "demo", "uid": uid, "generation": 1}} for uid in "ab")
+    changed = on_change(watches, "computeclusters")
+    changed(AT, None, first)
+    woken.clear()
+    changed(AT, first, second)
+    assert [key for key, _ in woken] == [KEY]

@@ -49,7 +49,7 @@ def test_the_content(answer: bytes, content: bytes) -> None:
         (b"", "after 0 bytes"),
     ],
 )
-def test_an_answer_that_breaks_off_is_an_error(answer: bytes, message: str) -> None:
+def test_truncated_response_is_an_error(answer: bytes, message: str) -> None:
     with pytest.raises(EOFError, match=message):
         asked(answer)
 
@@ -59,7 +59,7 @@ def test_another_status_says_more_than_that_it_broke_off() -> None:
         asked(b"HTTP/1.0 502 Bad Gateway\r\nContent-Length: 9\r\n\r\n")
 
 
-def test_a_stranger_is_no_head() -> None:
+def test_response_of_another_server_is_rejected() -> None:
     with pytest.raises(ValueError, match="does not speak HTTP"):
         asked(b"220 mail.example.org\r\n\r\n")
 
@@ -73,12 +73,12 @@ def test_a_stranger_is_no_head() -> None:
         (EOFError("the answer broke off"), "the answer broke off"),
     ],
 )
-def test_what_went_wrong_is_never_without_a_word(error: Exception, said: str) -> None:
+def test_error_without_text_gets_a_message(error: Exception, said: str) -> None:
     assert describe_error(error) == said
 
 
 @pytest.mark.parametrize("found", [None, [], {"a": 1}])
-def test_what_a_helper_has_found(found: object) -> None:
+def test_helper_result_is_parsed(found: object) -> None:
     assert parse_reply(json.dumps({"ok": found}).encode(), "it") == found
 
 
@@ -86,12 +86,12 @@ def test_what_a_helper_has_found(found: object) -> None:
     ("answer", "said"),
     [
         (b'{"error": "no such raylet"}', "no such raylet"),
-        (b'{"error": ""}', "it: an error of which nothing is said"),
-        (b'{"error": null}', "it: an error of which nothing is said"),
+        (b'{"error": ""}', "it reported an error without a message"),
+        (b'{"error": null}', "it reported an error without a message"),
         *((text, "it: its answer cannot be read") for text in (b'{"ok": [1, 2', b"", b"\xff", b"[1]", b"{}", b"7")),
     ],
 )
-def test_what_is_no_finding_is_said(answer: bytes, said: str) -> None:
+def test_invalid_helper_reply_is_reported(answer: bytes, said: str) -> None:
     with pytest.raises(EngineUnreachable) as told:
         parse_reply(answer, "it")
     assert told.value.message == said

@@ -77,7 +77,9 @@ def removed(world: World) -> bool:
     return world.removed_at is not None and PATIENCE < world.removed_at - 295 < PATIENCE + 3 * helper.POLL_SECONDS
 
 
-def test_a_cluster_with_an_owner_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_with_a_renewed_lease_stays(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = World(renewed, end=3600)
     world.watch(monkeypatch)
     assert world.removed_at is None
@@ -85,7 +87,7 @@ def test_a_cluster_with_an_owner_stays(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize("then", [STOOD_STILL, GONE], ids=["not renewed", "deleted"])
-def test_a_silent_owner_s_cluster_is_removed(monkeypatch: pytest.MonkeyPatch, then: Answer) -> None:
+def test_cluster_is_removed_when_its_lease_expires(monkeypatch: pytest.MonkeyPatch, then: Answer) -> None:
     world = World(until(300, then), end=3600)
     world.watch(monkeypatch)
     assert removed(world)
@@ -98,33 +100,33 @@ def test_while_nothing_can_be_seen_the_cluster_stays(monkeypatch: pytest.MonkeyP
     assert world.removed_at is None
 
 
-def test_a_lease_that_its_owner_makes_anew_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recreated_lease_counts_as_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(lambda now: GONE if 300 <= now < 300 + PATIENCE - 20 else renewed(now), end=3600)
     world.watch(monkeypatch)
     assert world.removed_at is None
 
 
-def test_a_lease_that_was_never_seen_is_silence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_lease_counts_as_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(lambda now: GONE, end=3600)
     world.watch(monkeypatch)
     assert world.removed_at is not None and world.removed_at > PATIENCE
 
 
-def test_a_missing_right_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_permission_is_logged_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     World(until(300, FORBIDDEN), end=3600).watch(monkeypatch)
     (line,) = capsys.readouterr().err.splitlines()
     assert "service account needs the right to get the lease demo-oars" in line
     assert 'leases "demo-oars" is forbidden' in line
 
 
-def test_a_right_that_is_lost_again_is_said_again(
+def test_permission_lost_again_is_logged_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     World(lambda now: FORBIDDEN if now % 1000 > 500 else renewed(now), end=2000).watch(monkeypatch)
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_it_says_that_it_may_not_remove(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_denied_removal_is_logged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     World(until(300, STOOD_STILL), end=3600, may_delete=False).watch(monkeypatch)
     silent, missing = capsys.readouterr().err.splitlines()
     assert silent == "The owner has been silent for 120 s: removing the cluster."
@@ -149,19 +151,19 @@ def test_the_lease_says_how_long_an_owner_may_be_silent(
     assert patience < world.removed_at - 295 < patience + 3 * helper.POLL_SECONDS
 
 
-def test_what_the_lease_says_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_duration_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(lambda now: patient(min(now, 299.0), "3000" if now < 1000 else "900"), end=3600)
     world.watch(monkeypatch)
     assert world.removed_at is not None and 299 + 900 < world.removed_at < 299 + 900 + 3 * helper.POLL_SECONDS
 
 
-def test_what_the_lease_said_holds_when_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_lease_duration_applies_when_the_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(lambda now: patient(now, "600") if now < 300 else GONE, end=3600)
     world.watch(monkeypatch)
     assert world.removed_at is not None and world.removed_at > 295 + 600
 
 
-def test_a_cluster_that_shall_stay_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_an_orphan_timeout_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(lambda now: patient(min(now, 299.0), "0"), end=36_000)
     world.watch(monkeypatch)
     assert world.removed_at is None
@@ -181,7 +183,7 @@ def test_the_head_is_the_same_whatever_its_owner_s_time() -> None:
     ("orphaned", "tied", "said"),
     [("2m", True, "120"), (1, True, "10"), (0, True, "0"), ("2m", False, None)],
 )
-def test_what_a_client_writes_is_what_the_helper_reads(orphaned: object, tied: bool, said: str | None) -> None:
+def test_helper_reads_the_lease_that_a_client_writes(orphaned: object, tied: bool, said: str | None) -> None:
     assert names.ORPHANED == helper.ORPHANED_ANNOTATION
     intent = Intent({"engine": "dask", "lifetime": {"orphaned": orphaned}}, tied=tied)
     root = {"metadata": {"name": "demo-oars", "uid": "root", "labels": {}}, "data": dump_intent(intent)}

@@ -51,7 +51,7 @@ def only(found: Object) -> Any:
     return member
 
 
-def test_a_pod_that_runs() -> None:
+def test_running_pod_is_a_member() -> None:
     member = only(pod("demo-worker-x"))
     assert (member.id, member.role, member.group) == ("demo-worker-x", Role.WORKER, "default")
     assert member.state is MemberState.RUNNING and member.probe_ready
@@ -96,11 +96,11 @@ def test_states(found: Object, state: MemberState, reason: str) -> None:
         pod("w", phase="Succeeded"),
     ],
 )
-def test_who_is_on_the_way_out_does_not_count(gone: Object) -> None:
+def test_terminating_pods_are_not_members(gone: Object) -> None:
     assert observe.members([gone], {}) == ()
 
 
-def test_a_pod_without_a_members_labels_is_none() -> None:
+def test_pod_without_member_labels_is_ignored() -> None:
     """Anybody who may label pods can do that to one, and to the pod of another program."""
     odd = pod("w", metadata={"labels": {names.CLUSTER: "demo"}}, state=DIED)
     assert observe.members([odd, pod("v")], {})[0].id == "v"
@@ -108,25 +108,25 @@ def test_a_pod_without_a_members_labels_is_none() -> None:
     assert not observe.is_member({"metadata": {}})
 
 
-def test_of_two_heads_the_newer_counts() -> None:
+def test_newer_of_two_heads_is_the_member() -> None:
     old, new = pod("a", "head", created="2026-11-16T03:00:00Z"), pod("b", "head", created="2026-11-16T03:00:09Z")
     (member,) = observe.members([new, old], {})
     assert (member.id, member.incarnation) == (HEAD, "uid-b:0")
 
 
-def test_a_container_that_is_started_again_makes_no_newer_member() -> None:
+def test_container_restart_keeps_the_creation_time() -> None:
     created, again = "2026-11-16T03:00:00Z", {"running": {"startedAt": "2026-11-16T09:00:00Z"}}
     old, new = (only(pod("w", created=stamp, state=again)) for stamp in (created, "2026-11-16T03:00:09Z"))
     assert new.created_at - old.created_at == 9
     assert old.started_at - old.created_at == 6 * 3600
 
 
-def test_a_head_that_is_started_again_in_place_is_another_one() -> None:
+def test_head_restarted_in_place_is_a_new_incarnation() -> None:
     first, second = only(pod("h", "head")), only(pod("h", "head", container={"restartCount": 1}))
     assert (first.incarnation, second.incarnation) == ("uid-h:0", "uid-h:1")
 
 
-def test_a_head_that_has_not_run_yet_has_no_incarnation() -> None:
+def test_head_that_has_not_started_has_no_incarnation() -> None:
     """The epoch counts heads that ran."""
     assert only(pod("h", "head", state=WAITING, ready=False)).incarnation == ""
     assert only(pod("h", "head", containerStatuses=[], phase="Pending", ready=False)).incarnation == ""
@@ -152,7 +152,7 @@ def test_deaths_are_those_that_the_kubelet_counted() -> None:
     }
 
 
-def test_a_death_without_a_time_is_of_now() -> None:
+def test_death_without_a_timestamp_is_dated_now() -> None:
     """The kubelet keeps only the last container's state."""
     restarted = pod("w", container={"restartCount": 2})
     assert observe.deaths([restarted], 5.0)[MemberId("w")].at == 5.0
@@ -180,7 +180,7 @@ def test_the_pod_of_the_newest_head_is_dialled() -> None:
     assert observe.head_pod([pod("w")]) == ""
 
 
-def test_a_head_that_is_being_replaced_is_neither_ready_nor_the_present_one() -> None:
+def test_head_being_replaced_is_not_ready() -> None:
     head = observe.replaced(only(pod("h", "head")))
     assert (head.state, head.incarnation, head.probe_ready) == (MemberState.WAITING, "", False)
 
@@ -196,7 +196,5 @@ def test_a_head_that_is_being_replaced_is_neither_ready_nor_the_present_one() ->
     ],
     ids=["as it was made", "edited", "edited, not seen yet", "seen, old pods go", "carried out"],
 )
-def test_a_head_is_the_one_that_was_asked_for_once_its_deployment_is_rolled_out(
-    generation: int, status: Object, is_it: bool
-) -> None:
+def test_head_is_current_once_its_deployment_is_rolled_out(generation: int, status: Object, is_it: bool) -> None:
     assert observe.is_rolled_out({"metadata": {"generation": generation}, "status": status}) is is_it

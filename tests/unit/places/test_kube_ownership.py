@@ -112,12 +112,12 @@ def around(server: Server, **shown: bool) -> OwnedObjects:
     ],
     ids=["ours", "of one before us", "another's", "of another kind of root", "nobody's", "the root"],
 )
-def test_whose_it_is(metadata: Object, is_of: bool, is_left: bool) -> None:
+def test_owner_decides_who_owns_an_object(metadata: Object, is_of: bool, is_left: bool) -> None:
     obj = {"metadata": metadata}
     assert (ownership.is_of(obj, ROOT), ownership.is_left(obj, ROOT)) == (is_of, is_left)
 
 
-def test_whoever_deletes_in_the_foreground_waits_for_what_hangs_on_it() -> None:
+def test_foreground_deletion_waits_for_owned_objects() -> None:
     root = {"metadata": {"name": "demo", "uid": "u"}}
     assert reference(COMPUTE_CLUSTER, root)["blockOwnerDeletion"] is True
     assert reference(CONFIG_MAP, root)["blockOwnerDeletion"] is False, "the client may lack the right to say so"
@@ -127,13 +127,13 @@ def test_whoever_deletes_in_the_foreground_waits_for_what_hangs_on_it() -> None:
 
 
 @pytest.mark.parametrize("shown", [{}, {"Service": False}], ids=["not watched", "not seen"])
-def test_what_is_not_there_is_made_with_one_request(shown: dict[str, bool]) -> None:
+def test_missing_object_is_created_with_one_request(shown: dict[str, bool]) -> None:
     server = Server()
     made = asyncio.run(around(server, **shown).apply(service()))
     assert server.asked == ["apply"] and made["metadata"]["ownerReferences"] == [ROOT]
 
 
-def test_what_is_ours_is_made_so() -> None:
+def test_own_object_is_updated() -> None:
     server = Server()
     uid = server.put(service(ownerReferences=[ROOT]))["metadata"]["uid"]
     made = asyncio.run(around(server).apply(service(labels={"new": "yes"})))
@@ -141,7 +141,7 @@ def test_what_is_ours_is_made_so() -> None:
     assert made["metadata"]["ownerReferences"] == [ROOT]
 
 
-def test_what_an_earlier_cluster_left_behind_is_collected_and_not_used() -> None:
+def test_leftovers_of_an_earlier_cluster_are_collected_and_not_used() -> None:
     """The garbage collector deletes it, and in direct mode nobody would notice."""
     server = Server()
     left = server.put(service(ownerReferences=[LEFT]))
@@ -158,7 +158,7 @@ def test_what_an_earlier_cluster_left_behind_is_collected_and_not_used() -> None
     assert server.objects["Service", "demo-head"]["metadata"]["ownerReferences"] == [ROOT]
 
 
-def test_what_is_seen_or_has_been_asked_for_takes_one_request() -> None:
+def test_known_object_is_applied_with_one_request() -> None:
     server = Server()
     server.put(service(ownerReferences=[ROOT]))
     asyncio.run(around(server, Service=True).apply(service()))
@@ -171,7 +171,7 @@ def test_what_is_seen_or_has_been_asked_for_takes_one_request() -> None:
 
 
 @pytest.mark.parametrize("owners", [[], [OTHER]], ids=["nobody's", "another cluster's"])
-def test_what_is_anothers_is_left_alone(owners: list[Object]) -> None:
+def test_foreign_object_is_left_alone(owners: list[Object]) -> None:
     server = Server()
     theirs = server.put(service(ownerReferences=owners, labels={"oars.dev/cluster": "demo"}))
     with pytest.raises(NameConflict) as told:
@@ -206,7 +206,7 @@ INGRESS_OF = {"apiVersion": INGRESS.api_version, "kind": "Ingress"}
     ],
     ids=["ours", "ours and seen", "nobody's", "another's", "none", "none, as is seen"],
 )
-def test_only_what_is_ours_is_withdrawn(owners: list[Object] | None, shown: dict[str, bool], asked: list[str]) -> None:
+def test_only_own_objects_are_withdrawn(owners: list[Object] | None, shown: dict[str, bool], asked: list[str]) -> None:
     server = Server()
     if owners is not None:
         metadata = {"name": "demo-head", "namespace": "team", "ownerReferences": owners}
@@ -229,7 +229,7 @@ def ensure(server: Server) -> str:
     return asyncio.run(ensure_secret(cast(Client, server), cluster(), around(server)))
 
 
-def test_a_secret_of_ours_is_kept_and_completed() -> None:
+def test_own_secret_is_kept_and_completed() -> None:
     server = Server()
     uid = secret(server, ROOT, control=b"known")["metadata"]["uid"]
     assert ensure(server) == "known"
@@ -254,7 +254,7 @@ def test_the_secret_of_an_earlier_cluster_is_collected_and_not_used() -> None:
 
 
 @pytest.mark.parametrize("owners", [(), (OTHER,)], ids=["nobody's", "another's"])
-def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
+def test_foreign_secret_is_left_alone(owners: tuple[Object, ...]) -> None:
     server = Server()
     theirs = secret(server, *owners, password=b"mine")
     with pytest.raises(NameConflict, match="A Secret demo-oars that does not belong"):
@@ -279,11 +279,11 @@ def test_a_secret_of_others_is_left_alone(owners: tuple[Object, ...]) -> None:
         (KeyError("x"), "InternalError"),
     ],
 )
-def test_an_error_as_a_cause(error: Exception, reason: str) -> None:
+def test_error_is_mapped_to_a_cause(error: Exception, reason: str) -> None:
     assert cause_of(error).reason == reason
 
 
-def test_no_name_is_one_that_an_application_is_likely_to_have() -> None:
+def test_object_names_do_not_clash_with_applications() -> None:
     """A cluster called `default` must not want the namespace's own account."""
     for obj in objects.manifests(cluster(name="default", expose={"host": "h"})):
         assert obj["metadata"]["name"] != "default", kind_of(obj).kind

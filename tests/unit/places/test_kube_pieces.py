@@ -99,7 +99,7 @@ def test_many_clusters_ask_once() -> None:
     run(story())
 
 
-def test_a_cluster_that_takes_its_course_asks_for_nothing() -> None:
+def test_healthy_start_reads_no_evidence() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
@@ -111,7 +111,7 @@ def test_a_cluster_that_takes_its_course_asks_for_nothing() -> None:
     run(story())
 
 
-def test_trouble_and_standstill_are_looked_into() -> None:
+def test_failures_and_stalled_starts_are_examined() -> None:
     async def story(found: Object, wait: float) -> None:
         server, clock = Server(), Clock()
         evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
@@ -124,7 +124,7 @@ def test_trouble_and_standstill_are_looked_into() -> None:
     run(story(coming(), STUCK + 0.1))
 
 
-def test_a_deployment_that_nobody_acts_on_is_looked_into_and_told() -> None:
+def test_deployment_that_no_controller_observes_is_reported() -> None:
     async def story(observed: int, wait: float) -> tuple[int, list[str]]:
         server, clock = Server(), Clock()
         evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
@@ -140,7 +140,7 @@ def test_a_deployment_that_nobody_acts_on_is_looked_into_and_told() -> None:
     assert run(story(1, STALLED + 0.1)) == (0, [])
 
 
-def test_what_has_been_broken_for_long_is_looked_into_now_and_then() -> None:
+def test_long_failures_are_polled_slowly() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         evidence = Evidence(client(server), "lab", SharedLists(client(server), clock), clock)
@@ -193,7 +193,7 @@ def test_answers_to_our_writes_hold_until_the_watch_has_caught_up() -> None:
     assert fresh.newest([]) == []  # seen once, and gone
 
 
-def test_an_answer_does_not_hold_for_ever() -> None:
+def test_cached_evidence_expires() -> None:
     clock = Clock()
     fresh = ReadYourWrites(clock)
     fresh.note({"metadata": {"uid": "u", "resourceVersion": "10"}})
@@ -219,7 +219,7 @@ async def save(kept: ResourceRoot, status: Status, *causes: Cause) -> None:
     await kept.publish()
 
 
-def test_a_start_is_told_in_few_writes() -> None:
+def test_start_takes_few_status_writes() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
@@ -233,7 +233,7 @@ def test_a_start_is_told_in_few_writes() -> None:
     run(story())
 
 
-def test_a_long_start_is_told_as_it_goes() -> None:
+def test_long_start_shows_progress() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
@@ -246,7 +246,7 @@ def test_a_long_start_is_told_as_it_goes() -> None:
     run(story())
 
 
-def test_what_is_wrong_is_told_at_once_and_as_an_event() -> None:
+def test_failure_is_written_at_once_and_as_an_event() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
@@ -273,7 +273,7 @@ def test_saving_a_status_creates_nothing() -> None:
     run(story())
 
 
-def test_what_the_loop_must_remember_is_written_before_it_acts() -> None:
+def test_loop_state_is_written_before_it_acts() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
@@ -291,7 +291,7 @@ def crashed(cause: Cause = CRASH) -> Status:
     return replace(told(Phase.DEGRADED, 0), reason=cause.reason, message=cause.message)
 
 
-def test_causes_are_told_with_their_lines_and_taken_back() -> None:
+def test_causes_are_written_with_lines_and_removed_when_resolved() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
@@ -325,7 +325,7 @@ def test_other_lines_of_the_same_cause_are_no_news() -> None:
     run(story())
 
 
-def test_what_another_operator_told_is_not_told_again() -> None:
+def test_status_of_another_replica_is_not_written_again() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         await save(root(server, clock), crashed(), CRASH)
@@ -339,7 +339,7 @@ def test_what_another_operator_told_is_not_told_again() -> None:
     run(story())
 
 
-def test_few_causes_are_told_and_none_that_the_retiring_workers_tell() -> None:
+def test_number_of_causes_is_limited_and_draining_is_left_out() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         many = [replace(CRASH, message=f"Pod {number} died.") for number in range(9)]
@@ -354,7 +354,7 @@ def test_few_causes_are_told_and_none_that_the_retiring_workers_tell() -> None:
 REFUSED = Cause("RightMissing", "The operator may not create secrets.", "Add this rule.")
 
 
-def test_a_refusal_is_told_once_and_taken_back() -> None:
+def test_refusal_is_written_once_and_removed_when_resolved() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)
@@ -372,7 +372,7 @@ def test_a_refusal_is_told_once_and_taken_back() -> None:
     run(story())
 
 
-def test_what_is_refused_of_a_ready_cluster_leaves_it_so_until_it_shall_change() -> None:
+def test_ready_cluster_with_a_refused_pass_stays_ready_until_its_spec_changes() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
         kept = root(server, clock)

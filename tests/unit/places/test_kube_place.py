@@ -103,7 +103,7 @@ def test_ensure_collects_no_garbage(world: World) -> None:
     assert world.writes == ["delete Pod/c"]
 
 
-def test_a_settled_cluster_gets_its_disruption_budget_once(world: World) -> None:
+def test_settled_cluster_gets_its_disruption_budget_once(world: World) -> None:
     world.ensure_head()
     assert world.writes == []
     for _ in range(3):
@@ -113,7 +113,7 @@ def test_a_settled_cluster_gets_its_disruption_budget_once(world: World) -> None
     assert world.writes == ["apply PodDisruptionBudget/demo-head"]
 
 
-def test_a_deleted_disruption_budget_is_applied_again(world: World) -> None:
+def test_deleted_disruption_budget_is_applied_again(world: World) -> None:
     world.ensure_head(settled=True)
     world.kinds["PodDisruptionBudget"] = False
     world.ensure_head(settled=True)
@@ -123,7 +123,7 @@ def test_a_deleted_disruption_budget_is_applied_again(world: World) -> None:
     assert world.writes == ["apply PodDisruptionBudget/demo-head"] * 2
 
 
-def test_an_ingress_that_the_spec_no_longer_has_is_withdrawn_by_collect(world: World) -> None:
+def test_collect_withdraws_an_ingress_that_the_spec_no_longer_has(world: World) -> None:
     world.stored["Ingress", "demo-head"] = {"metadata": {"name": "demo-head", "uid": "i", "ownerReferences": [OWNER]}}
     world.desired = cluster(workers=2, expose={"host": "h"})
     world.ensure_head()
@@ -140,7 +140,7 @@ def test_an_ingress_that_the_spec_no_longer_has_is_withdrawn_by_collect(world: W
     assert world.writes == []
 
 
-def test_a_driver_is_refused_with_its_cause(world: World) -> None:
+def test_driver_is_refused_with_a_cause(world: World) -> None:
     driver = replace(world.desired.shape.workers[0], name="job", role=Role.DRIVER, replicas=1)
     world.desired = replace(world.desired, drivers=(driver,))
     assert len(world.observe().members) == 4
@@ -152,7 +152,7 @@ def test_a_driver_is_refused_with_its_cause(world: World) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ensure_head", "ensure", "remove", "collect"])
-def test_a_refusal_is_raised_with_its_cause(world: World, verb: str) -> None:
+def test_api_error_is_raised_with_its_cause(world: World, verb: str) -> None:
     if verb == "collect":
         world.remove("c")
         world.deployment["status"] = {"observedGeneration": 1, "replicas": 2}
@@ -208,7 +208,7 @@ def test_the_head_can_be_removed(world: World) -> None:
     assert world.replicas == 3
 
 
-def test_a_stopped_cluster_is_removed_whole(world: World) -> None:
+def test_stopped_cluster_is_removed_completely(world: World) -> None:
     world.desired = replace(world.desired, running=False)
     assert world.remove(HEAD, "a", "b", "c") == []
     assert set(world.writes) == {"save", "delete Deployment/demo-head", "delete Deployment/demo-worker"}
@@ -245,12 +245,12 @@ def test_workers_of_a_lost_head_and_an_older_revision_go_with_their_deployment()
     assert world.writes == ["save", "delete Deployment/demo-worker"]
 
 
-def test_a_worker_of_the_present_head_can_be_removed_without_grace(world: World) -> None:
+def test_worker_of_the_present_head_can_be_removed_without_grace(world: World) -> None:
     world.remove("c", grace=0.0)
     assert (world.replicas, world.leaving) == (2, ["c"])
 
 
-def test_an_older_revision_loses_the_named_pods_only() -> None:
+def test_older_revision_loses_only_the_named_pods() -> None:
     world = World()
     world.desired = cluster(workers=2, image="i:2")
     world.remove("c")
@@ -273,7 +273,7 @@ def test_workers_are_started_for_the_epoch_of_the_desired_state(world: World) ->
     assert world.observe().state.head_epoch == 4
 
 
-def test_a_lost_status_does_not_lose_the_epoch() -> None:
+def test_lost_status_keeps_the_head_epoch() -> None:
     """Workers that are fine would be taken for those of an earlier head."""
     world = World(epoch=3)
     world.state = LoopState()
@@ -285,7 +285,7 @@ def test_a_lost_status_does_not_lose_the_epoch() -> None:
     assert not any(isinstance(step, Remove) for step in decision.steps)
 
 
-def test_a_status_that_is_lost_during_a_drain_loses_no_data() -> None:
+def test_status_lost_during_a_drain_loses_no_data() -> None:
     """The engine no longer lists the drained worker, so it is chosen again, drained again and then removed."""
     world = World()
     world.state = LoopState()  # it said that a is drained
@@ -315,7 +315,7 @@ def test_the_status_stores_what_the_loop_must_remember() -> None:
 # the engine's view, as the status tells it
 
 
-def test_a_pod_is_ready_only_if_the_engine_lists_it(world: World) -> None:
+def test_pod_is_ready_only_if_the_engine_lists_it(world: World) -> None:
     members = world.observe().members
     status = {"headReady": True, "groups": [{"name": "default", "ready": 2, "unready": ["b"]}]}
     view = status_codec.load_view(status, members)
@@ -343,7 +343,7 @@ def test_ready_workers_are_as_many_as_the_status_counts(
     assert view.up is bool(status.get("headReady"))
 
 
-def test_a_pod_whose_probe_fails_is_not_ready_whatever_the_status_says(world: World) -> None:
+def test_pod_with_a_failing_probe_is_not_ready(world: World) -> None:
     world.set_ready("a", False)
     status = {"headReady": True, "groups": [{"name": "default", "ready": 3}]}
     assert set(status_codec.load_view(status, world.observe().members).members) == {"b", "c"}

@@ -39,7 +39,7 @@ class Server:
         return {}
 
 
-def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
+def test_retiring_worker_counts_as_written_only_after_the_write() -> None:
     """Whoever takes over from an operator that died then would choose others."""
     server = Server(500)
     resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
@@ -52,7 +52,7 @@ def test_who_shall_go_is_not_taken_for_written_before_it_is() -> None:
     assert [[*patch["status"]["retiring"]] for patch in server.patches] == [["a"], ["a"]]
 
 
-def test_a_worker_that_no_longer_leaves_is_taken_out_of_the_status() -> None:
+def test_worker_that_no_longer_retires_is_removed_from_the_status() -> None:
     """A merge patch keeps what it does not name."""
     server = Server()
     resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
@@ -71,7 +71,7 @@ def noted(server: Server) -> None:
     asyncio.run(root.save(LEAVING, None))
 
 
-def test_a_client_writes_to_the_very_object_that_it_looks_after() -> None:
+def test_write_names_the_uid_of_the_root() -> None:
     server = Server()
     noted(server)
     assert [patch["metadata"] for patch in server.patches] == [{"uid": "r"}]
@@ -84,9 +84,16 @@ def test_another_cluster_that_has_its_name_is_not_written_to(refused: Server) ->
 
 
 @pytest.mark.parametrize("refused", [Server(422, "data"), Server(422), Server(403), Server(404)])
-def test_any_other_refusal_is_told_as_it_is(refused: Server) -> None:
+def test_other_api_error_is_raised_unchanged(refused: Server) -> None:
     with pytest.raises(ApiError):
         noted(refused)
+
+
+@pytest.mark.parametrize("text", ['{"head": {"incarnation": "a:0", "epoch": 1}}', '{"retiring": 3}', '{"head'])
+def test_damaged_state_is_ignored(text: str) -> None:
+    """The place restores the head epoch from the Deployments; a loop that cannot start would never heal anything."""
+    root = ConfigMapRoot(cast(Client, Server()), {"metadata": METADATA, "data": {"state.json": text}})
+    assert root.state == LoopState()
 
 
 SECONDS = st.floats(allow_nan=False, allow_infinity=False)
@@ -103,7 +110,7 @@ REPORTS = st.builds(Report, STATUSES, st.lists(st.builds(Cause, lines=LINES, mem
 
 @settings(max_examples=20, deadline=None)
 @given(STATES, REPORTS)
-def test_what_a_client_recorded_is_read_by_the_next_one(state: LoopState, report: Report) -> None:
+def test_recorded_state_is_read_by_the_next_client(state: LoopState, report: Report) -> None:
     server = Server()
     root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
     asyncio.run(root.save(state, report))

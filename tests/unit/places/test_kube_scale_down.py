@@ -13,12 +13,12 @@ def world() -> World:
     return World()
 
 
-def test_where_all_are_ready_it_goes_at_once(world: World) -> None:
+def test_scale_down_proceeds_if_all_others_are_ready(world: World) -> None:
     world.remove("c")
     assert (world.replicas, world.leaving) == (2, ["c"])
 
 
-def test_it_is_never_lowered_by_what_was_seen_while_workers_are_on_their_way_out(world: World) -> None:
+def test_replicas_are_not_lowered_while_workers_retire(world: World) -> None:
     """A watch that lags shows fewer than there are; two of four are to go."""
     world.deployment["spec"]["replicas"] = 4
     world.ensure("a", "b", "c")
@@ -27,7 +27,7 @@ def test_it_is_never_lowered_by_what_was_seen_while_workers_are_on_their_way_out
     assert world.replicas == 5
 
 
-def test_a_number_that_somebody_raised_is_lowered_by_collect_alone(world: World) -> None:
+def test_replicas_raised_by_hand_are_lowered_by_collect_only(world: World) -> None:
     del world.of_name["c"]
     world.ensure("a", "b")
     assert world.replicas == 3
@@ -35,7 +35,7 @@ def test_a_number_that_somebody_raised_is_lowered_by_collect_alone(world: World)
     assert world.replicas == 2
 
 
-def test_an_interrupted_scale_down_is_finished_by_collect_alone(world: World) -> None:
+def test_interrupted_scale_down_is_finished_by_collect_only(world: World) -> None:
     """The loop died between its two writes."""
     world.remove("c")
     world.deployment["spec"]["replicas"] = 3
@@ -70,7 +70,7 @@ def test_pods_that_were_not_seen_are_lost_by_force(world: World) -> None:
     assert (world.replicas, world.leaving) == (2, ["c"])
 
 
-def test_a_worker_that_took_long_to_drain_still_waits_for_the_others(world: World) -> None:
+def test_slow_drain_still_waits_for_unready_pods(world: World) -> None:
     world.set_ready("b", False)
     world.remove("c")
     world.now += UNREADY_SECONDS
@@ -101,7 +101,7 @@ def test_one_that_runs_and_does_not_answer_is_not_lost_but_by_force(world: World
     assert (world.replicas, world.leaving) == (2, ["c"])
 
 
-def test_a_wait_that_has_ended_is_forgotten(world: World) -> None:
+def test_finished_wait_is_forgotten(world: World) -> None:
     world.keep_from_starting("b")
     world.remove("c")
     world.now += UNREADY_SECONDS - 1

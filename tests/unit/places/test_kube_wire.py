@@ -43,7 +43,7 @@ def test_workers_of_a_group_that_is_no_longer_described_are_reached_to_be_emptie
     assert addresses(member("a", group))[MemberId("a")]["worker"] == "10.0.0.1:7105"
 
 
-def test_who_has_no_address_yet_is_not_there() -> None:
+def test_member_without_an_address_is_not_listed() -> None:
     assert addresses(member("a", "default", "")) == {}
 
 
@@ -84,7 +84,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bytes | Exception | None)
     monkeypatch.setattr("oars.places.kube.wire.request", request)
 
 
-def test_a_way_that_no_longer_leads_there_is_looked_for_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the head could be dialled; then a policy came to hold, and nobody answers there any more."""
     dialled = dialling(monkeypatch)
     answering(monkeypatch, TimeoutError())
@@ -95,7 +95,7 @@ def test_a_way_that_no_longer_leads_there_is_looked_for_anew(monkeypatch: pytest
     assert dialled == ["10.0.0.1:7104"] * 2
 
 
-def test_also_if_whoever_asked_had_less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_is_dialled_again_after_the_callers_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = dialling(monkeypatch)
     answering(monkeypatch, None)
     way = wire(member(HEAD, "head"))
@@ -114,7 +114,7 @@ def test_also_if_whoever_asked_had_less_patience(monkeypatch: pytest.MonkeyPatch
         (EOFError("the answer broke off after 3 of 9 bytes"), "the answer broke off after 3 of 9 bytes"),
     ],
 )
-def test_what_went_wrong_is_said(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+def test_failure_is_described(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
     dialling(monkeypatch)
     answering(monkeypatch, error)
     with pytest.raises(EngineUnreachable, match=f"{words}$"):
@@ -122,14 +122,14 @@ def test_what_went_wrong_is_said(monkeypatch: pytest.MonkeyPatch, error: Excepti
 
 
 @pytest.mark.parametrize("answer", [b'{"ok": [1, 2', b"", b"\xff", b"[1]", b"{}"])
-def test_an_answer_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+def test_unreadable_reply_is_an_error(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
     dialling(monkeypatch)
     answering(monkeypatch, answer)
     with pytest.raises(EngineUnreachable, match=f"port {names.HELPER_PORT} of the head: its answer cannot be read"):
         asyncio.run(wire(member(HEAD, "head")).ask("", {}))
 
 
-def test_what_the_helper_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_reply_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     dialling(monkeypatch)
     answering(monkeypatch, b'{"ok": [1]}')
     assert asyncio.run(wire(member(HEAD, "head")).ask("", {})) == [1]

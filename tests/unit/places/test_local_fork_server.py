@@ -73,7 +73,7 @@ def test_one_that_does_not_get_the_processor_is_waited_for(tmp_path: Path) -> No
     asyncio.run(story())
 
 
-def test_for_one_that_is_gone_nobody_waits(tmp_path: Path) -> None:
+def test_request_for_a_dead_child_does_not_block(tmp_path: Path) -> None:
     async def story() -> None:
         async with fork_server(tmp_path) as (made, pid):
             made._process.kill()
@@ -84,7 +84,7 @@ def test_for_one_that_is_gone_nobody_waits(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_nor_for_word_of_anothers_child(tmp_path: Path) -> None:
+def test_exit_of_an_unknown_child_is_ignored(tmp_path: Path) -> None:
     async def story() -> None:
         async with fork_server(tmp_path) as (made, pid):
             assert made.exit_of(os.getpid()) == UNKNOWN_EXIT

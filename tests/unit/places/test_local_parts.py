@@ -39,7 +39,7 @@ def record(name: str = "demo") -> ClusterRecord:
 
 
 class TestIdentity:
-    def test_a_process_is_itself_and_no_other(self) -> None:
+    def test_process_identity_survives_pid_reuse(self) -> None:
         me = identify(os.getpid())
         assert me is not None and me.alive()
         assert not replace(me, start=me.start + 1).alive()
@@ -77,7 +77,7 @@ class TestIdentity:
             (0, Exit("exited with code 0", 0)),
         ],
     )
-    def test_exits_in_words(self, status: int, expected: Exit) -> None:
+    def test_exit_status_is_described(self, status: int, expected: Exit) -> None:
         assert exit_from_status(status) == expected
 
 
@@ -124,7 +124,7 @@ class TestLogs:
         assert self.lines(path) == ["one", "two", "thr\ufffdee"]
         assert self.lines(path, tail=2) == ["two", "thr\ufffdee"]
 
-    def test_follow_ends_when_the_file_goes(self, tmp_path: Path) -> None:
+    def test_follow_ends_when_the_file_is_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "x.log"
         path.write_text("one\n")
 
@@ -143,7 +143,7 @@ class TestLogs:
 
 
 class TestStore:
-    def test_a_name_is_given_once(self, own_state: Path) -> None:
+    def test_cluster_name_is_unique(self, own_state: Path) -> None:
         store = Store(own_state)
         directory = store.create(record(), {"token": b"secret"})
         assert directory.read() == record()
@@ -195,14 +195,14 @@ class TestStore:
             store.cluster("demo", "older").change(lambda record: record)
         assert store.cluster("demo").read() == record()
 
-    def test_what_is_not_there(self, own_state: Path) -> None:
+    def test_missing_cluster_is_not_found(self, own_state: Path) -> None:
         store = Store(own_state)
         assert store.names() == []
         with pytest.raises(NotFound):
             store.cluster("demo").read()
         assert store.cluster("demo").read_report() is None
 
-    def test_a_state_directory_that_cannot_be(self, tmp_path: Path) -> None:
+    def test_unusable_state_directory_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(OarsError, match="cannot be written") as caught:
             Store(tmp_path / "file").create(record(), {})

@@ -57,7 +57,7 @@ def asked(serve: Serve, seconds: float = 5.0) -> object:
     return asyncio.run(story())
 
 
-def test_what_a_helper_answers() -> None:
+def test_helper_replies() -> None:
     assert asked(saying(b'{"ok": [1]}\n')) == [1]
 
 
@@ -65,14 +65,14 @@ def test_what_a_helper_answers() -> None:
     ("answer", "said"),
     [
         (b'{"error": "no such raylet"}\n', "no such raylet"),
-        (b'{"error": ""}\n', "the helper beside the head: an error of which nothing is said"),
+        (b'{"error": ""}\n', "the helper beside the head reported an error without a message"),
         (b'{"ok": [1, 2', "the helper beside the head: its answer cannot be read"),
         (b"Traceback\n", "the helper beside the head: its answer cannot be read"),
         (b"[1]\n", "the helper beside the head: its answer cannot be read"),
         (b"", "The helper beside the head ended."),
     ],
 )
-def test_what_is_no_answer_is_said(answer: bytes, said: str) -> None:
+def test_invalid_reply_is_described(answer: bytes, said: str) -> None:
     with pytest.raises(EngineUnreachable) as told:
         asked(saying(answer))
     assert told.value.message == said
@@ -102,7 +102,7 @@ def test_the_next_question_is_not_answered_by_what_was_left_of_the_last() -> Non
     asyncio.run(story())
 
 
-def test_a_helper_that_is_silent_is_told_so() -> None:
+def test_silent_helper_is_reported() -> None:
     with pytest.raises(EngineUnreachable, match="The helper beside the head does not answer: no answer in time"):
         asked(silent, seconds=0.05)
 
@@ -111,7 +111,7 @@ def test_a_helper_that_is_silent_is_told_so() -> None:
     ("serve", "said"),
     [(silent, "no answer in time"), (saying(b"HTTP/1.0 200 OK\r\n"), "the answer broke off after 17 bytes")],
 )
-def test_a_page_that_does_not_come_is_told_so(monkeypatch: pytest.MonkeyPatch, serve: Serve, said: str) -> None:
+def test_missing_page_is_reported(monkeypatch: pytest.MonkeyPatch, serve: Serve, said: str) -> None:
     monkeypatch.setattr(wire, "HTTP_SECONDS", 0.2)
 
     async def story() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oars.base.errors import SpecError, TimedOut, UsageError
+from oars.base.errors import NotFound, SpecError, TimedOut, UsageError
 from oars.client.backend import Location, SupportsContainers, SupportsCopy, SupportsExec, SupportsForward
 from oars.client.kubernetes import KubeHandle
 from oars.client.local import LocalHandle
@@ -70,6 +70,24 @@ def test_refused_change_is_an_error() -> None:
         )
     assert raised.value.details == ("engine: a → b",)
     assert "`oars down demo -n team`" in raised.value.hint
+
+
+def test_apply_does_not_create_a_cluster_again_that_is_removed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def changed(self: LocalHandle, spec: ClusterSpec) -> tuple[Change, ...]:
+        return (Change(Effect.IN_PLACE, "More workers."),)
+
+    async def removed(self: LocalHandle, spec: ClusterSpec, *, force: bool) -> None:
+        raise NotFound("There is no cluster 'demo'.")
+
+    async def create(self: Service, *_: object, **options: object) -> Status:
+        raise AssertionError("it was created again")
+
+    store().create(record("demo"), {})
+    monkeypatch.setattr(LocalHandle, "diff", changed)
+    monkeypatch.setattr(LocalHandle, "apply", removed)
+    monkeypatch.setattr(Service, "create", create)
+    with pytest.raises(NotFound):
+        asyncio.run(Service(os.environ, Location("local")).apply("demo", spec(), timeout=1.0))
 
 
 def test_list_does_not_wait_for_a_silent_keeper(monkeypatch: pytest.MonkeyPatch) -> None:

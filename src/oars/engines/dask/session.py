@@ -227,11 +227,13 @@ class Connection:
     async def _fetch_all(self) -> None:
         """Fetch finished results. Fetching costs the workers more than computing a small result, so the more calls are
         open, the more results are fetched together."""
-        while self._finished:
-            await asyncio.sleep(min(LONGEST_PAUSE, len(self._open) * PAUSE_PER_CALL))
-            finished, self._finished = self._finished, []
-            await self._fetch([(future, remote) for future, remote in finished if not future.cancelled()])
-        self._fetching = None
+        try:
+            while self._finished:
+                await asyncio.sleep(min(LONGEST_PAUSE, len(self._open) * PAUSE_PER_CALL))
+                finished, self._finished = self._finished, []
+                await self._fetch([(future, remote) for future, remote in finished if not future.cancelled()])
+        finally:
+            self._fetching = None
 
     async def _fetch(self, finished: Sequence[tuple[Future[Any], Any]]) -> None:
         try:

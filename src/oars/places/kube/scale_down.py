@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
+from oars.base.text import command
 from oars.model import Cause, Desired
 from oars.places.kube.names import Object
 from oars.places.kube.state import observe
@@ -36,7 +37,8 @@ class ScaleDownGate:
             self._waits.pop(name, None)
             return None
         other = awaited[0]["metadata"]["name"]
-        hint = f"See what keeps it busy (`oars logs {desired.name} {other}`), or scale with --force." if late else ""
+        log = command("logs", desired.name, other, namespace=desired.namespace)
+        hint = f"See what keeps it busy: `{log}`." if late else ""
         return Cause("Draining", f"{first} is removed as soon as {other} is ready.", hint, (), (first,))
 
     def _seconds(self, deployment: str, victims: Set[str]) -> float:

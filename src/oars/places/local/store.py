@@ -166,9 +166,9 @@ class Store:
     def open(self) -> None:
         """Create the directories. Raises OarsError if that fails."""
         try:
-            for path in (self.root, self.clusters):
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path.chmod(0o700)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may be a directory of the user's
+            self.clusters.mkdir(mode=0o700, exist_ok=True)
+            self.clusters.chmod(0o700)
         except OSError as error:
             raise _cannot_write(self.root, error) from error
 

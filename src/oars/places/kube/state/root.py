@@ -71,8 +71,13 @@ class ConfigMapRoot:
         self._client = client
         self._metadata = config_map["metadata"]
         self.owner = reference(CONFIG_MAP, config_map)
-        self.state = codec.load(LoopState, json.loads(config_map.get("data", {}).get(STATE, "{}")))
-        self._report = report_of(config_map)
+        self.state = LoopState()
+        self._report: Report | None = None
+        try:
+            self.state = codec.load(LoopState, json.loads(config_map.get("data", {}).get(STATE, "{}")))
+            self._report = report_of(config_map)
+        except ValueError as error:  # damaged, or of another version; the place restores what the loop needs
+            log.warning(pairs("stored state ignored", cluster=self._metadata["name"], error=error))
 
     async def save(self, state: LoopState, report: Report | None) -> None:
         """Write what changed. Raises Replaced if another cluster has the name now."""
