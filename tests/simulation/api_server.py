@@ -117,7 +117,7 @@ class ApiServer:
 
     def patch(self, key: Key, body: Object, subresource: str = "") -> Object:
         before = self.get(key)
-        self._check(before, body.get("metadata", {}))
+        self.check(before, body.get("metadata", {}))
         if subresource == "status":
             return self.update(key, {**before, "status": merged(before.get("status"), body.get("status"))})
         return self.update(
@@ -131,7 +131,7 @@ class ApiServer:
             found = self.create(plural, obj)
         else:
             before = self.objects[key]
-            self._check(before, metadata)
+            self.check(before, metadata)
             kept = without(before, self._applied.get(before["metadata"]["uid"], {}), obj)
             found = self.update(key, merged(kept, obj))
         self._applied[found["metadata"]["uid"]] = copied(obj)
@@ -141,7 +141,7 @@ class ApiServer:
         """Pods end gracefully: their kubelet removes them. Everything else is gone at once."""
         obj = self.get(key)
         if uid is not None:
-            self._check(obj, {"uid": uid})
+            self.check(obj, {"uid": uid})
         if key[0] == "pods" and grace != 0 and obj["spec"].get("nodeName"):
             if not obj["metadata"].get("deletionTimestamp"):
                 self.update(key, {**obj, "metadata": {**obj["metadata"], "deletionTimestamp": self.stamp()}})
@@ -154,7 +154,7 @@ class ApiServer:
         self._publish("DELETED", key, obj)
 
     @staticmethod
-    def _check(obj: Object, conditions: Mapping[str, Any]) -> None:
+    def check(obj: Object, conditions: Mapping[str, Any]) -> None:
         for name in ("resourceVersion", "uid"):
             if conditions.get(name) not in (None, obj["metadata"][name]):
                 raise ApiError(409, {"reason": "Conflict", "message": "the object has been modified"})
@@ -316,7 +316,7 @@ class Connection:
         key = (kind.plural, metadata.get("namespace", ""), metadata["name"])
 
         def write() -> Object:
-            self._server._check(self._server.get(key), metadata)
+            self._server.check(self._server.get(key), metadata)
             return self._server.update(key, copied(obj))
 
         return await self._write(f"replace {kind.plural} {metadata['name']}", write)

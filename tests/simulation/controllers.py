@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from oars.kube.kinds import Object
+from oars.places.kube import names
 from tests.simulation.api_server import ApiServer, Event, Key, copied
 
-ROLLOUT = "deployment.kubernetes.io/revision"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 GRACE = 2.0
-Role = str
 
 
 @dataclass
@@ -39,8 +38,8 @@ class Kubernetes:
     unready_since: dict[str, float] = field(default_factory=dict)  # pod uid → when its probe began to fail
     deaths: dict[str, str] = field(default_factory=dict)  # pod uid → "removed by its ReplicaSet", …
     _queue: asyncio.Event = field(default_factory=asyncio.Event)
-    _starting: set[str] = field(default_factory=set)
-    _ended: dict[str, float] = field(default_factory=dict)
+    _timers: set[str] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         self.server.listeners.append(self._changed)
@@ -186,21 +185,19 @@ class Kubernetes:
     def later(self, pod: Object, what: str, seconds: float, act: Callable[[Object], None]) -> None:
         """Once for each pod and purpose."""
         mark = f"{what} {pod['metadata']['uid']}"
-        if mark in self._starting:
+        if mark in self._timers:
             return
-        self._starting.add(mark)
+        self._timers.add(mark)
 
         async def wait() -> None:
             await asyncio.sleep(seconds)
-            self._starting.discard(mark)
+            self._timers.discard(mark)
             present = self.server.objects.get(_key(pod))
             if present is not None and present["metadata"]["uid"] == pod["metadata"]["uid"]:
                 act(present)
 
         self._tasks.add(task := asyncio.create_task(wait()))
         task.add_done_callback(self._tasks.discard)
-
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def _node(self, pod: Object) -> Node | None:
         return next((node for node in self.nodes if node.name == pod["spec"].get("nodeName")), None)
@@ -213,7 +210,7 @@ class Kubernetes:
         self.later(pod, "ready", self.random.uniform(0.2, 1.5), lambda each: self.set_ready(each, True))
 
     def set_container(self, pod: Object, state: Object, restarts: int, last: Object | None = None) -> None:
-        role = "head" if pod["metadata"]["labels"].get("oars.dev/group") == "head" else "worker"
+        role = "head" if is_head(pod) else "worker"
         container = {"name": role, "state": state, "restartCount": restarts, "ready": False}
         if last:
             container["lastState"] = {"terminated": last}
@@ -226,8 +223,7 @@ class Kubernetes:
 
     def set_ready(self, pod: Object, ready: bool) -> None:
         status = copied(pod.get("status", {}))
-        running = any("running" in each["state"] for each in status.get("containerStatuses", ()))
-        if not running or pod["metadata"].get("deletionTimestamp"):
+        if not is_running(pod) or pod["metadata"].get("deletionTimestamp"):
             return
         status["conditions"] = [
             {"type": "PodScheduled", "status": "True"},
@@ -297,6 +293,12 @@ class Kubernetes:
             if not active or _is_active(pod):
                 yield pod
 
+    def members(self, cluster: str) -> Iterator[Object]:
+        """The pods of a cluster that are not being deleted."""
+        for pod in self.pods():
+            if pod["metadata"]["labels"].get(names.CLUSTER) == cluster:
+                yield pod
+
 
 def victim_rank(pod: Object) -> tuple[bool, int, bool, int, float, int, float]:
     """Who a ReplicaSet deletes first: not assigned, pending, not ready, cheaper, ready for a shorter time, restarted
@@ -316,6 +318,15 @@ def victim_rank(pod: Object) -> tuple[bool, int, bool, int, float, int, float]:
         -restarts,
         -datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp(),
     )
+
+
+def is_head(pod: Object) -> bool:
+    return bool(pod["metadata"]["labels"].get(names.GROUP) == "head")
+
+
+def is_running(pod: Object) -> bool:
+    """True if the engine's process runs."""
+    return any("running" in each["state"] for each in pod.get("status", {}).get("containerStatuses", ()))
 
 
 def _key(obj: Object) -> Key:

@@ -14,7 +14,8 @@ from oars.base.errors import EngineUnreachable
 from oars.engines.base import Wire
 from oars.kube.kinds import Object
 from oars.model import HEAD, Drained, MemberId, MemberView, View
-from tests.simulation.controllers import Kubernetes
+from oars.places.kube import names
+from tests.simulation.controllers import Kubernetes, is_head, is_running
 
 
 @dataclass
@@ -74,12 +75,12 @@ class SimulatedEngine(PlayedEngine):
     def account(self) -> None:
         """Find out which results are gone, and whether somebody may be blamed for it."""
         pods = {pod["metadata"]["uid"]: pod for pod in self.kubernetes.pods(active=False)}
-        for cluster in {pod["metadata"]["labels"].get("oars.dev/cluster", "") for pod in pods.values()}:
+        for cluster in {pod["metadata"]["labels"].get(names.CLUSTER, "") for pod in pods.values()}:
             head = self._present_head(cluster)
             if head != self._head.get(cluster, ""):  # the results died with the head
                 self._head[cluster] = head
                 for uid, pod in pods.items():
-                    if pod["metadata"]["labels"].get("oars.dev/cluster", "") == cluster:
+                    if pod["metadata"]["labels"].get(names.CLUSTER, "") == cluster:
                         self.results.pop(uid, None)
         for uid in [uid for uid in self.results if uid not in pods]:
             why = self.kubernetes.deaths.get(uid, "it vanished")
@@ -88,28 +89,20 @@ class SimulatedEngine(PlayedEngine):
                 self.lost.append(f"{len(held)} results of {uid}: {why}")
 
     def _present_head(self, cluster: str) -> str:
-        heads = [
-            pod
-            for pod in self.kubernetes.pods()
-            if pod["metadata"]["labels"].get("oars.dev/cluster") == cluster
-            and pod["metadata"]["labels"].get("oars.dev/group") == "head"
-            and _is_running(pod)
-        ]
+        heads = [pod for pod in self.kubernetes.members(cluster) if is_head(pod) and is_running(pod)]
         return incarnation(max(heads, key=lambda pod: int(pod["metadata"]["uid"][4:]))) if heads else ""
 
     def _join(self, cluster: str, head: str) -> None:
         """Each worker that runs joins the first head that it finds."""
-        for pod in self.kubernetes.pods():
-            labels = pod["metadata"]["labels"]
-            if labels.get("oars.dev/cluster") == cluster and labels.get("oars.dev/group") != "head" and head:
-                if _is_running(pod):
-                    self._joined.setdefault(pod["metadata"]["uid"], head)
+        for pod in self.kubernetes.members(cluster) if head else ():
+            if not is_head(pod) and is_running(pod):
+                self._joined.setdefault(pod["metadata"]["uid"], head)
 
     def _older_than(self, cluster: str, head: str) -> set[str]:
         started = {
             pod["metadata"]["uid"]: pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
-            for pod in self.kubernetes.pods()
-            if pod["metadata"]["labels"].get("oars.dev/cluster") == cluster and _is_running(pod)
+            for pod in self.kubernetes.members(cluster)
+            if is_running(pod)
         }
         return {uid for uid, at in started.items() if at <= started[head.partition(":")[0]]}
 
@@ -119,13 +112,8 @@ class SimulatedEngine(PlayedEngine):
         self._joined.pop(uid, None)
 
     def _workers(self, cluster: str, head: str) -> list[str]:
-        return [
-            pod["metadata"]["uid"]
-            for pod in self.kubernetes.pods()
-            if pod["metadata"]["labels"].get("oars.dev/cluster") == cluster
-            and self._joined.get(pod["metadata"]["uid"]) == head
-            and _is_running(pod)
-        ]
+        running = [pod["metadata"]["uid"] for pod in self.kubernetes.members(cluster) if is_running(pod)]
+        return [uid for uid in running if self._joined.get(uid) == head]
 
     # The engine interface
 
@@ -133,7 +121,7 @@ class SimulatedEngine(PlayedEngine):
         await self._answer()
         head = self._dial(wire)
         retired = self._retired.setdefault(head, set())
-        running = {pod["metadata"]["uid"] for pod in self.kubernetes.pods() if _is_running(pod)}
+        running = {pod["metadata"]["uid"] for pod in self.kubernetes.pods() if is_running(pod)}
         members = {}
         for member, uid in wire.incarnations.items():
             if member != HEAD and uid in running and uid not in retired and self._joined.get(uid) == head:
@@ -159,7 +147,7 @@ class SimulatedEngine(PlayedEngine):
                 replies.append(Drained(member, True))
                 continue
             asked = {wire.incarnations.get(each, "") for each in members}
-            running = {pod["metadata"]["uid"] for pod in self.kubernetes.pods() if _is_running(pod)}
+            running = {pod["metadata"]["uid"] for pod in self.kubernetes.pods() if is_running(pod)}
             others = [each for each in wire.incarnations.values() if each in running]
             others = [each for each in others if each not in asked and each not in retired]
             others = [each for each in others if self._joined.get(each) == head]
@@ -178,7 +166,7 @@ class SimulatedEngine(PlayedEngine):
         """The incarnation of the head that answers."""
         uid = wire.incarnations.get(HEAD, "")
         for pod in self.kubernetes.pods(active=False):
-            if pod["metadata"]["uid"] == uid and _is_running(pod):
+            if pod["metadata"]["uid"] == uid and is_running(pod):
                 return incarnation(pod)
         raise EngineUnreachable("the head does not run")
 
@@ -192,7 +180,3 @@ class SimulatedEngine(PlayedEngine):
 
 def incarnation(head: Object) -> str:
     return f"{head['metadata']['uid']}:{head['status']['containerStatuses'][0]['restartCount']}"
-
-
-def _is_running(pod: Object) -> bool:
-    return any("running" in each["state"] for each in pod.get("status", {}).get("containerStatuses", ()))

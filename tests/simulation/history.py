@@ -25,15 +25,13 @@ from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.spec.cluster import API_VERSION, KIND
 from tests.simulation import virtual_time
 from tests.simulation.api_server import ApiServer, Connection, Faults, Killed, Process
-from tests.simulation.controllers import Kubernetes
-from tests.simulation.engine import SimulatedEngine, _is_running
+from tests.simulation.controllers import Kubernetes, is_head, is_running
+from tests.simulation.engine import SimulatedEngine
 from tests.simulation.virtual_time import Clock
 
 NAMESPACE = "lab"
-TROUBLE_SECONDS = 90.0
 CONVERGE_SECONDS = 400.0  # schedule, crash back-off, the gate of a scale-down, and lease all end within this
 REST_SECONDS = 40.0
-LEASE_SECONDS = 15.0
 
 
 class Violation(AssertionError):
@@ -180,19 +178,14 @@ class History:
         return list(self.server.find("computeclusters"))
 
     def _pods_of(self, cluster: str, *, head: bool) -> list[Object]:
-        found = []
-        for pod in self.kubernetes.pods():
-            labels = pod["metadata"]["labels"]
-            if labels.get(names.CLUSTER) == cluster and (labels.get(names.GROUP) == "head") == head:
-                found.append(pod)
-        return found
+        return [pod for pod in self.kubernetes.members(cluster) if is_head(pod) == head]
 
     def _check_always(self) -> None:
         if self.engine.lost:
             raise Violation(f"acknowledged results were lost: {self.engine.lost}")
         for cluster in self._clusters():
             name = cluster["metadata"]["name"]
-            heads = [pod for pod in self._pods_of(name, head=True) if _is_running(pod)]
+            heads = [pod for pod in self._pods_of(name, head=True) if is_running(pod)]
             if len(heads) > 1:
                 raise Violation(f"two heads serve {name}: {[pod['metadata']['name'] for pod in heads]}")
             most, workers = self.largest[name], self._pods_of(name, head=False)
@@ -314,7 +307,7 @@ class History:
     # Faults
 
     def _any_pod(self, *, head: bool) -> Object | None:
-        pods = [p for p in self.kubernetes.pods() if (p["metadata"]["labels"].get(names.GROUP) == "head") == head]
+        pods = [pod for pod in self.kubernetes.pods() if is_head(pod) == head]
         return self.random.choice(pods) if pods else None
 
     def delete_pod(self) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.unit.kube.server import client_of
 
 from oars.base.errors import OarsError
 from oars.kube.client import Client
 from oars.kube.copy import copy_from
 from oars.kube.exec import NoSuchCommand
-from oars.kube.target import Target
 
 SUCCESS = {"status": "Success"}
 
@@ -42,16 +42,8 @@ async def pod(output: bytes | None, status: Mapping[str, str]) -> AsyncIterator[
         await socket.close()
         return socket
 
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", serve)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Client(Target(f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            yield client
-    finally:
-        await runner.cleanup()
+    async with client_of(serve) as client:
+        yield client
 
 
 def copy(stream: bytes | None, local: Path, remote: str = "/data/out", status: Mapping[str, str] = SUCCESS) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import WSMsgType, web
+from tests.unit.kube.server import client_of
 
 from oars.kube import port_forward
 from oars.kube.channels import BUFFER_SIZE, ChannelReader, StreamClosed
@@ -16,7 +17,6 @@ from oars.kube.client import Client
 from oars.kube.errors import Unreachable
 from oars.kube.exec import NoSuchCommand, execute, run
 from oars.kube.port_forward import Forwarder, PortClosed, open_port
-from oars.kube.target import Target
 
 Handler = Callable[[web.WebSocketResponse, web.Request], Awaitable[None]]
 PORT_PREFIX = (b"\x00\x58\x1b", b"\x01\x58\x1b")
@@ -34,16 +34,8 @@ async def kubelet(*handlers: Handler) -> AsyncIterator[Client]:
         await (left.pop(0) if len(left) > 1 else left[0])(socket, request)
         return socket
 
-    app = web.Application()
-    app.router.add_get("/{tail:.*}", serve)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with Client(Target(f"http://127.0.0.1:{runner.addresses[0][1]}")) as client:
-            yield client
-    finally:
-        await runner.cleanup()
+    async with client_of(serve) as client:
+        yield client
 
 
 async def send_prefix(socket: web.WebSocketResponse) -> None:
