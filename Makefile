@@ -7,7 +7,7 @@ SELECT ?=
 pytest = $(BIN)/python -m pytest tests/$(1) -o cache_dir=.pytest_cache/$(1) $(SELECT) $(2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check unit simulation envs contract live lab lab-build lab-test api e2e lab-and-api bench docs clean
+.PHONY: help setup chromium screenshots demo test test-all check unit simulation envs contract live lab lab-build lab-test api e2e lab-and-api bench docs site clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,15 +26,17 @@ demo: setup ## run the demo job on all three engines
 	$(BIN)/python examples/demo/demo.py
 
 check: setup ## check format, lint, types and import contracts
-	$(BIN)/ruff format --check src tests bench examples lab docs/generate.py
-	$(BIN)/ruff check src tests bench examples lab docs/generate.py
-	$(BIN)/mypy src tests bench lab docs/generate.py
+	$(BIN)/ruff format --check src tests bench examples lab docs
+	$(BIN)/ruff check src tests bench examples lab docs
+	$(BIN)/mypy src tests bench lab docs
 	$(BIN)/lint-imports --no-cache
 
+unit: export OARS_FUZZ ?= 2000
 unit: setup ## unit tests
 	$(call pytest,unit)
 
-simulation: setup ## simulated histories of users and faults against the real operator
+simulation: export OARS_SEEDS ?= 1000
+simulation: setup ## simulated histories of users and faults against the real operator and clients
 	$(call pytest,simulation)
 
 envs: setup ## build the engine environments that the tests need and .venv does not contain
@@ -44,7 +46,17 @@ envs: setup ## build the engine environments that the tests need and .venv does 
 contract: envs ## run the contracts of oars.testing against each engine and each place
 	$(call pytest,contract)
 
-live: envs ## tests with real engine processes on this machine
+# The screenshots of the documentation need a browser.
+chromium:
+	@command -v chromium >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
+	  { apt-get -qq -o DPkg::Lock::Timeout=300 update; \
+	    apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; }; } || \
+	  echo "chromium is missing: install it, or the test of the screenshots is skipped" >&2
+
+screenshots: setup chromium ## take the pictures of the documentation
+	$(BIN)/python docs/screenshots.py
+
+live: envs chromium ## tests with real engine processes on this machine
 	$(call pytest,live)
 
 lab: setup ## start a real Kubernetes on this machine for tests (as root; the first start takes about 15 minutes)
@@ -62,22 +74,22 @@ api: lab-build ## tests against a real control plane with simulated pods: client
 e2e: lab-build envs ## tests with real pods: every engine, every mode
 	$(call pytest,e2e,-p lab.fixtures)
 
-# Building Kubernetes takes longest, so it starts first. Lint, types and unit tests run beside it, then lab-and-api and
-# e2e in parallel, each on a Kubernetes of its own because the API tests stop theirs at times. The contract and live
-# tests, which need no Kubernetes, run in the foreground meanwhile. The background output is printed at the end; until
-# then it is in .lab-test.log. A failure stops nothing: all results are shown.
-PARALLEL = $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target
+# Three series run in parallel. Building Kubernetes takes longest, so it starts first, and the tests with real pods follow
+# at once. Lint, types, unit tests and simulation run beside it, then lab-and-api on a Kubernetes of its own, because
+# the API tests stop theirs at times. The contract and live tests, which need no Kubernetes, run in the foreground. The
+# output of the others is in .lab-test*.log and is printed at the end. A failure stops nothing: all results are shown.
+SERIES = $(MAKE) --no-print-directory --keep-going
 
 test: setup ## set up and run all tests except those marked `long`
-	@{ $(PARALLEL) lab-build check unit simulation; first=$$?; $(PARALLEL) lab-and-api e2e; second=$$?; \
-	  [ $$first -eq 0 ] && [ $$second -eq 0 ]; } > .lab-test.log 2>&1 & background=$$!; \
-	$(MAKE) --no-print-directory --keep-going contract live; local=$$?; \
-	echo "waiting for the lint, unit and Kubernetes tests (.lab-test.log)"; \
-	wait $$background; background=$$?; cat .lab-test.log; \
-	[ $$local -eq 0 ] && [ $$background -eq 0 ]
+	@$(SERIES) lab-build e2e > .lab-test-pods.log 2>&1 & pods=$$!; \
+	$(SERIES) chromium check unit simulation lab-and-api > .lab-test.log 2>&1 & others=$$!; \
+	$(SERIES) contract live; local=$$?; \
+	echo "waiting for the lint, unit and Kubernetes tests (.lab-test*.log)"; \
+	wait $$others; others=$$?; wait $$pods; pods=$$?; cat .lab-test.log .lab-test-pods.log; \
+	[ $$local -eq 0 ] && [ $$others -eq 0 ] && [ $$pods -eq 0 ]
 
 test-all: ## the same with the tests marked `long`, which repeat at length what others cover
-	$(MAKE) --no-print-directory test SELECT='-m "long or not long"'
+	$(MAKE) --no-print-directory test SELECT='-m "long or not long"' OARS_SEEDS=10000 OARS_FUZZ=100000
 
 lab-and-api: export OARS_LAB_DIR = $(CURDIR)/.lab
 lab-and-api: lab-build
@@ -86,10 +98,15 @@ lab-and-api: lab-build
 bench: setup ## measure performance against the engines' own tools; writes bench/results/*.json
 	$(BIN)/python -m bench
 
-docs: setup ## generate reference/spec.md, benchmarks.md and the Helm chart
+docs: setup ## generate the pages that are made from the program and the Helm chart, and build the site (build/site)
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/helm/oars/generate.py
+	$(MAKE) --no-print-directory site
+
+site: export NO_MKDOCS_2_WARNING = 1
+site: setup ## build the documentation site into build/site; a broken link is an error
+	$(BIN)/mkdocs build --quiet
 
 clean: ## remove everything that make created in this directory
 	@[ ! -d .lab ] || OARS_LAB_DIR=$(CURDIR)/.lab $(BIN)/python -m lab down
-	rm -rf .lab .lab-test.log .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .lab .lab-test*.log .venv build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

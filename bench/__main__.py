@@ -1,6 +1,8 @@
-"""python -m bench [start|executor|cli|decide|pacing] …: run all parts, or these. Results go to bench/results/ as JSON.
+"""python -m bench [start|executor|cli|decide|pacing|autoscale|reaction|spill|scale_down] …: run all parts, or these.
+Results go to bench/results/ as JSON, after each row.
 
-On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale.
+On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale. Against another revision of Oars: python -m
+bench.before_after REVISION.
 """
 
 from __future__ import annotations
@@ -13,13 +15,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import programs
+from bench import elastic, programs
+from bench.autoscale import bench_autoscale, table
 from bench.decide import bench_decide
 from bench.pacing import bench_pacing
+from bench.scale_down import bench_scale_down, text
 from oars import Cluster, __version__
 
 ROUNDS = 5
@@ -146,32 +151,39 @@ def line(each: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parts = {
+    parts: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
         "start": bench_start,
         "executor": bench_executor,
         "cli": bench_cli,
         "decide": bench_decide,
         "pacing": bench_pacing,
+        "autoscale": bench_autoscale,
+        "reaction": elastic.bench_reaction,
+        "spill": elastic.bench_spill,
+        "scale_down": bench_scale_down,
     }
     chosen = sys.argv[1:] or list(parts)
     if unknown := [part for part in chosen if part not in parts]:
         raise SystemExit(
             f"{unknown[0]} is unknown; the parts are {', '.join(parts)}, and bench.kube_start and .kube_scale."
         )
-    RESULTS.mkdir(exist_ok=True)
     for part in chosen:
-        rows = parts[part]()
-        facts = {"oars": __version__, "python": platform.python_version(), "cores": os.cpu_count()}
-        record = {
-            "part": part,
-            "when": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()),
-            **facts,
-            "load": os.getloadavg(),
-        }
-        (RESULTS / f"{part}.json").write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
-        for each in rows:
-            print(line(each))
+        report(part, parts[part]())
     return 0
+
+
+def report(part: str, rows: Iterable[dict[str, Any]], **more: Any) -> None:
+    """Write the results of one part as JSON, after each row, and print them."""
+    facts = {"oars": __version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+    RESULTS.mkdir(exist_ok=True)
+    done: list[dict[str, Any]] = []
+    for each in rows:
+        done.append(each)
+        record = {"part": part, "when": when, **facts, "load": os.getloadavg(), **more, "rows": done}
+        (RESULTS / f"{part}.json").write_text(json.dumps(record, indent=1) + "\n")
+    tables = {"autoscale": table, "scale_down": text, "reaction": elastic.text, "spill": elastic.text}
+    print(tables[part](done) if part in tables else "\n".join(map(line, done)))
 
 
 if __name__ == "__main__":

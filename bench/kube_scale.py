@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ OURS = (
     "computeclusters|deployments|services|poddisruptionbudgets|networkpolicies|serviceaccounts|secrets|configmaps|pods"
 )
 _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
+Parts = Mapping[str, Callable[[Client, Lab], Awaitable[Any]]]
 SMALL = {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "10m", "memory": "16Mi"}}
 
 
@@ -112,7 +113,7 @@ async def namespace(client: Client) -> AsyncIterator[str]:
         for kind in (COMPUTE_CLUSTER, Kind("apps", "v1", "deployments", "Deployment")):
             await delete_all(client, kind, name)
         await client.delete(NAMESPACE, name)
-        await _until(lambda: _is_gone(client, name), "the namespace is deleted", 2.0)
+        await until(lambda: _is_gone(client, name), "the namespace is deleted", 2.0)
 
 
 async def delete_all(client: Client, kind: Kind, namespace: str) -> None:
@@ -126,7 +127,7 @@ async def _is_gone(client: Client, name: str) -> bool:
     return not found.items
 
 
-async def _until(check: Callable[[], Awaitable[bool]], what: str, every: float) -> None:
+async def until(check: Callable[[], Awaitable[bool]], what: str, every: float) -> None:
     deadline = time.monotonic() + DEADLINE
     while not await check():
         if time.monotonic() > deadline:
@@ -139,8 +140,9 @@ def operator(kubeconfig: Path, watched: str) -> Iterator[subprocess.Popen[bytes]
     """Run the operator in its own process, as in a cluster."""
     program = str(Path(sys.executable).with_name("oars"))
     words = ["operator", "run", "--kubeconfig", str(kubeconfig), "-n", watched, "--lease-namespace", watched]
-    words += ["--metrics-port", "0", "--health-port", "0"]
-    env = {**os.environ, "PYTHONPATH": str(TOY)}
+    words += ["--metrics-port", "0", "--health-port", "0", "--trust-authors"]  # overlays for simulated nodes
+    path = os.pathsep.join(filter(None, [str(TOY), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([program, *words], env=env, stdout=log, stderr=log)
         try:
@@ -252,12 +254,12 @@ async def measure_hand(
 async def measure_ours(client: Client, lab: Lab, count: int, workers: int = WORKERS) -> dict[str, Any]:
     async with namespace(client) as where:
         with operator(lab.settings.kubeconfig, where) as process:
-            await _until(lambda: _leads(client, where), "the operator leads", 0.2)
+            await until(lambda: leads(client, where), "the operator leads", 0.2)
             begun, idle, kubernetes = writes(lab.api), cpu_of(process.pid), cpu_of_lab(lab)
             objects = [obj for number in range(count) for obj in by_oars(f"c{number}", where, workers)]
             seconds = await seconds_until(client, COMPUTE_CLUSTER, where, objects, count, is_ready)
             kubernetes = cpu_of_lab(lab) - kubernetes
-            await _until(lambda: _have_budgets(client, where, count), "the heads have disruption budgets", 2.0)
+            await until(lambda: have_budgets(client, where, count), "the heads have disruption budgets", 2.0)
             busy, made = cpu_of(process.pid), writes(lab.api) - begun
             rest = await writes_at_rest(lab.api)
             resting, peak = cpu_of(process.pid), peak_of(process.pid)
@@ -281,12 +283,12 @@ async def measure_kuberay(client: Client, lab: Lab, path: Path, count: int) -> d
             }  # fmt: skip
 
 
-async def _leads(client: Client, where: str) -> bool:
+async def leads(client: Client, where: str) -> bool:
     leases = await client.list(Kind("coordination.k8s.io", "v1", "leases", "Lease"), where)
     return bool(leases.items)
 
 
-async def _have_budgets(client: Client, where: str, count: int) -> bool:
+async def have_budgets(client: Client, where: str, count: int) -> bool:
     """True if all clusters have their PodDisruptionBudgets, which are created last."""
     return len((await client.list(POD_DISRUPTION_BUDGET, where)).items) == count
 
@@ -347,15 +349,15 @@ async def bench_large(client: Client, lab: Lab) -> dict[str, Any]:
     return row
 
 
-async def measured(lab: Lab, parts: list[str]) -> dict[str, Any]:
+async def measured(lab: Lab, parts: Parts) -> dict[str, Any]:
     target = config.load({}, kubeconfig=lab.settings.kubeconfig)
     async with Client(target, user_agent="bench", timeout=120) as client:
         await client.apply(crd.compute_cluster())
-        await _until(lambda: _is_served(client), "the CRD is established", 0.2)
-        return {part: await PARTS[part](client, lab) for part in parts}
+        await until(lambda: is_served(client), "the CRD is established", 0.2)
+        return {name: await measure(client, lab) for name, measure in parts.items()}
 
 
-async def _is_served(client: Client) -> bool:
+async def is_served(client: Client) -> bool:
     found = await client.list(crd_kind())
     conditions = [c for item in found.items for c in item.get("status", {}).get("conditions") or ()]
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
@@ -365,25 +367,26 @@ def crd_kind() -> Kind:
     return Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 
 
-PARTS = {"pair": bench_pair, "growth": bench_growth, "large": bench_large}
+PARTS: Parts = {"pair": bench_pair, "growth": bench_growth, "large": bench_large}
 MOST_PODS = {"pair": CLUSTERS * (1 + WORKERS), "growth": SIZES[-1] * (1 + WORKERS), "large": 1 + LARGE}
 
 
-def main() -> int:
-    parts = sys.argv[1:] or list(PARTS)
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise SystemExit(f"{unknown[0]} is unknown; the parts are {', '.join(PARTS)}.")
+def main(parts: Parts = PARTS, most_pods: Mapping[str, int] = MOST_PODS, results: Path = RESULTS) -> int:
+    """Measure the parts that the command line names, and write them to a file."""
+    chosen = sys.argv[1:] or list(parts)
+    if unknown := [part for part in chosen if part not in parts]:
+        raise SystemExit(f"{unknown[0]} is unknown; the parts are {', '.join(parts)}.")
     sys.path.append(str(TOY))
     with borrowed(Lab(settings.load(), say), with_node=False) as lab:
-        kwok.up(lab, 1 + max(MOST_PODS[part] for part in parts) // PODS_PER_NODE)
+        kwok.up(lab, 1 + max(most_pods[part] for part in chosen) // PODS_PER_NODE)
         before = os.getloadavg()
         try:
-            rows = asyncio.run(measured(lab, parts))
+            rows = asyncio.run(measured(lab, {part: parts[part] for part in chosen}))
         finally:
             kwok.down(lab)
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept = json.loads(results.read_text()) if results.exists() else {}
     facts = {"when": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), "cores": os.cpu_count(), "load_before": before}
-    RESULTS.write_text(
+    results.write_text(
         json.dumps({**kept, **{part: {**facts, "result": row} for part, row in rows.items()}}, indent=1) + "\n"
     )
     print(json.dumps(rows, indent=1))

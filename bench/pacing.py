@@ -1,6 +1,7 @@
-"""Passes that each rule of pacing saves: the operator's own watches and runner, with simulated changes of pods.
+"""What each rule of pacing saves: the operator's own watches and runner, with simulated changes of pods.
 
-Each row counts passes with the rule ("ours") and without it ("theirs"). Real time, no API server, no engine.
+Each row counts passes, requests or milliseconds, with the rule ("ours") and without it ("theirs"). No API server, no
+engine.
 """
 
 from __future__ import annotations
@@ -8,27 +9,32 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from oars.control import runner
 from oars.control.runner import Runner
-from oars.kube.client import Client
+from oars.kube.client import Client, Listing
 from oars.kube.kinds import Object
 from oars.kube.target import Target
-from oars.model import Pause
+from oars.model import Pace, Pause
 from oars.operator import index
 from oars.operator.index import Watches
 from oars.operator.resources import RESOURCE_KINDS, Key
-from oars.places.kube import names
+from oars.places.kube import evidence, names
+from oars.places.kube.evidence import Evidence, SharedLists
 from oars.places.kube.place import PACE
+from oars.plan.autoscale import LOOK
 
 CLUSTERS, WORKERS = 200, 3
 RESTING, RESTING_SECONDS = 1000, 20.0  # clusters at rest
+AUTOSCALED = 100  # clusters at rest that look for new work
 LARGE = 300  # pods of one cluster that fail or are deleted
 SECONDS = 6.0  # of the other measurements
+STUCK_SECONDS = 600.0  # for which a cluster whose image cannot be pulled is watched, in virtual time
+LOCAL_PACE = Pace()  # of processes, whose changes nothing announces
 PASS_SECONDS = 0.01  # a pass mostly waits for responses
 STATES: tuple[dict[str, Any], ...] = (
     {"phase": "Pending"},
@@ -62,9 +68,20 @@ def key_of(number: int) -> Key:
 
 
 def pod(key: Key, name: str, status: Object) -> Object:
-    labels = names.pod_labels(key.name, "head" if name == "head" else "default")
-    metadata = {"name": f"{key.name}-{name}", "namespace": key.namespace, "uid": name, "creationTimestamp": ""}
-    return {"metadata": {**metadata, "labels": labels}, "spec": {}, "status": status}
+    is_head = name == "head"
+    labels = {**names.pod_labels(key.name, "head" if is_head else "default"), "pod-template-hash": "1"}
+    creator = names.head(key.name) if is_head else names.workers(key.name, "default")
+    owner = {"kind": "ReplicaSet", "name": f"{creator}-1", "uid": creator, "controller": True}
+    metadata = {
+        "name": f"{key.name}-{name}",
+        "generateName": f"{creator}-1-",
+        "namespace": key.namespace,
+        "uid": name,
+        "creationTimestamp": "",
+        "labels": labels,
+        "ownerReferences": [owner],
+    }
+    return {"metadata": metadata, "spec": {"containers": [{"name": "worker"}]}, "status": status}
 
 
 def starts() -> list[Change]:
@@ -122,6 +139,34 @@ async def count_passes(clusters: int, changes: list[Change], pause: Pause, secon
     return passes.counts.total() - clusters
 
 
+class CountedRequests:
+    """A Kubernetes client whose lists and logs are empty."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def list(self, *arguments: object, **options: object) -> Listing:
+        self.count += 1
+        return Listing([], "")
+
+    async def logs(self, *arguments: object, **options: object) -> AsyncIterator[str]:
+        self.count += 1
+        yield "no log"
+
+
+async def count_requests() -> int:
+    """Requests for events, quotas and logs that explain one cluster whose pods cannot start."""
+    client, now = CountedRequests(), 0.0
+    known = SharedLists(cast(Client, client), lambda: now)
+    explained = Evidence(cast(Client, client), "bench", known, lambda: now, lambda pod: True)
+    waiting = {"containerStatuses": [{"name": "worker", "state": {"waiting": {"reason": PULL_ERRORS[1]}}}]}
+    pods = [pod(key_of(0), f"w{number}", waiting) for number in range(WORKERS)]
+    while now < STUCK_SECONDS:
+        await explained.causes(pods, [])
+        now += PACE.waiting
+    return client.count
+
+
 @contextmanager
 def changed_to(module: Any, **values: object) -> Iterator[None]:
     """The module with other constants, meanwhile."""
@@ -144,6 +189,7 @@ async def _rows() -> list[dict[str, Any]]:
     urgent, unbatched = {"PROGRESS": index.BATCHED}, {"BATCHED": Pause(0.0)}
     unlimited = {"POLLS_PER_SECOND": 1e9, "POLL_BURST": 1e9}
     rests = partial(count_passes, RESTING, [], resting, RESTING_SECONDS)
+    eager = {"POLL": 0.0, "SLOW_POLL": 0.0}
     return [
         await _row(
             f"{CLUSTERS} clusters start: progress is limited / every change is urgent",
@@ -161,7 +207,32 @@ async def _rows() -> list[dict[str, Any]]:
             changed_to(index, FAILURE=index.BATCHED),
         ),
         await _row(f"{RESTING} clusters at rest: one token bucket / none", rests, changed_to(runner, **unlimited)),
+        await _pace_row(),
+        await _look_row(),
+        await _row(
+            f"requests that explain a stuck cluster in {STUCK_SECONDS:.0f} s: every 2 s, then 30 s / in every pass",
+            count_requests,
+            changed_to(evidence, **eager),
+        ),
     ]
+
+
+async def _pace_row() -> dict[str, Any]:
+    """Few clusters, so that the token bucket does not limit either."""
+    ours, theirs = [
+        await count_passes(10, [], Pause(pace.resting, limited=True), RESTING_SECONDS) for pace in (PACE, LOCAL_PACE)
+    ]
+    return _compared("10 clusters at rest: the pace of pods / of processes", ours, theirs)
+
+
+async def _look_row() -> dict[str, Any]:
+    """New work waits for the next look, which nothing but time brings."""
+    looks = [Pause(LOOK, limited=True, is_look=is_look) for is_look in (True, False)]
+    counts = [await count_passes(AUTOSCALED, [], look, RESTING_SECONDS) for look in looks]
+    ours, theirs = [round(1000 * RESTING_SECONDS * AUTOSCALED / count) for count in counts]
+    return _compared(
+        f"ms between two looks of {AUTOSCALED} autoscaled clusters: own bucket / that of polls", ours, theirs
+    )
 
 
 async def _row(
@@ -170,5 +241,9 @@ async def _row(
     ours = await measure()
     with without:
         theirs = await measure()
+    return _compared(name, ours, theirs)
+
+
+def _compared(name: str, ours: int, theirs: int) -> dict[str, Any]:
     ratio = ours / max(theirs, 1)
     return {"name": name, "ours": ours, "theirs": theirs, "ratio": ratio, "limit": 1.0, "ok": ratio < 1.0}

@@ -1,4 +1,4 @@
-"""The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|build|doctor."""
+"""The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|image|build|doctor."""
 
 # ruff: noqa: T201 - a command-line program prints
 
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from lab import build, needs, settings
 from lab.cluster import Lab
@@ -56,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("build", help="build the programs and images that are not cached; start nothing")
     images = commands.add_parser("images", help="build and import the images; print their references")
     images.add_argument("names", nargs="*")
+    image = commands.add_parser("image", help="build one image, as `docker build` does, and import it")
+    image.add_argument("verb", choices=["build"])
+    image.add_argument("-t", "--tag", required=True)
+    image.add_argument("-f", "--file", type=Path, required=True)
+    image.add_argument("folder", type=Path)
     return parser
 
 
@@ -137,6 +143,14 @@ def _images(lab: Lab, words: argparse.Namespace) -> int:
     return 0
 
 
+def _image(lab: Lab, words: argparse.Namespace) -> int:
+    from lab.images import catalogue, containerfile
+
+    tar = containerfile.build(lab.settings.cache, words.folder, words.file, words.tag, _say)
+    catalogue.bring(lab, tar, words.tag)
+    return 0
+
+
 COMMANDS: dict[str, Callable[[Lab, argparse.Namespace], int]] = {
     "up": _up,
     "down": _down,
@@ -146,6 +160,7 @@ COMMANDS: dict[str, Callable[[Lab, argparse.Namespace], int]] = {
     "doctor": _doctor,
     "logs": _logs,
     "kubectl": _kubectl,
+    "image": _image,
     "images": _images,
     "build": _build,
 }

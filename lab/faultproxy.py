@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lab import api, wire
-from lab.faults import Answer, Delay, Die, Drop, EndWatch, Fault, Request, Script, Stale, parse
+from lab.faults import Answer, Delay, Die, DieOnChange, Drop, EndWatch, Fault, Request, Script, Stale, parse
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Certificate = tuple[Path, Path]
@@ -49,10 +49,12 @@ class FaultProxy:
     on_death: Callable[[], None] = lambda: None
     records: list[Record] = field(default_factory=list)
     dead: bool = False
+    deaths: list[Request] = field(default_factory=list)  # the last request of each life
     address: str = ""
     kubeconfig: Path = Path()
     _answers: dict[str, bytes] = field(default_factory=dict)
     _clients: set[asyncio.StreamWriter] = field(default_factory=set)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def count(self, **wanted: str) -> int:
         """Count the requests with these fields, such as verb="create"."""
@@ -118,13 +120,15 @@ class FaultProxy:
             case Stale() if request.verb in ("get", "list") and target in self._answers:
                 await _send(client, self._answers[target])
             case Drop(applied) | Die(applied):
-                await self._end(fault, applied, (head, body))
+                await self._end(request, fault, applied, (head, body))
+            case DieOnChange():
+                await self._die_on_change(request, (head, body), client)
             case _:
                 if isinstance(fault, Delay):
                     await asyncio.sleep(fault.seconds)
                 await self._forward(request, fault, (head, body), client)
 
-    async def _end(self, fault: Fault, applied: bool, message: tuple[wire.Head, bytes]) -> None:
+    async def _end(self, request: Request, fault: Fault, applied: bool, message: tuple[wire.Head, bytes]) -> None:
         if isinstance(fault, Die):
             # Before the last write: nothing else that the client sends may pass.
             self.dead = True
@@ -134,9 +138,46 @@ class FaultProxy:
                 await wire.read_head(reader)
             writer.close()
         if isinstance(fault, Die):
-            self.hang_up()
-            self.on_death()
+            self._die(request)
         raise Cut
+
+    def _die(self, request: Request) -> None:
+        self.dead = True
+        self.deaths.append(request)
+        self.hang_up()
+        self.on_death()
+
+    async def _die_on_change(self, request: Request, message: tuple[wire.Head, bytes], client: Streams) -> None:
+        """One write at a time: no second change may pass."""
+        head = message[0]
+        async with self._writing:
+            path = urlsplit(_target(head)).path.removesuffix(f"/{request.subresource}" if request.subresource else "")
+            before = await self._version(wire.Head(f"GET {path} HTTP/1.1", head.without("content-type")))
+            answer, version = await self._answer(*message)
+            is_done = answer.split(b" ", 2)[1].startswith(b"2")
+            if is_done and (request.verb in ("create", "delete", "deletecollection") or version != before):
+                self._die(request)
+                raise Cut
+        await _send(client, answer)
+
+    async def _version(self, head: wire.Head) -> str:
+        return (await self._answer(head, b""))[1]
+
+    async def _answer(self, head: wire.Head, body: bytes) -> tuple[bytes, str]:
+        """The API server's response, and the resource version of the object in it."""
+        try:
+            reader, writer = await self._ask(head, body)
+        except OSError as gone:
+            raise Cut from gone
+        try:
+            found = await wire.read_head(reader)
+            if found is None:
+                raise Cut
+            answer = await _whole(found, reader)
+        finally:
+            writer.transport.abort()
+        metadata = json.loads(answer.partition(b"\r\n\r\n")[2] or b"{}").get("metadata") or {}
+        return answer, str(metadata.get("resourceVersion", ""))
 
     # -- the API server's side -----------------------------------------------------------
 

@@ -88,7 +88,12 @@ class Die:
     applied: bool = True
 
 
-Fault = Pass | Delay | Drop | Answer | EndWatch | Stale | Die
+@dataclass(frozen=True)
+class DieOnChange:
+    """As `Die(applied=True)`, but only if this write changes an object. Otherwise the client gets the response."""
+
+
+Fault = Pass | Delay | Drop | Answer | EndWatch | Stale | Die | DieOnChange
 
 
 @dataclass(frozen=True)

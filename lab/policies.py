@@ -106,6 +106,7 @@ class Enforcer:
         self._lab = lab
         self._applied: dict[str, str] = {}
         self._failed: dict[str, int] = {}
+        self._failed_rounds = 0
         self._stop = threading.Event()
         self.error: Exception | None = None
 
@@ -113,9 +114,12 @@ class Enforcer:
         while not self._stop.is_set():
             try:
                 self.once()
+                self._failed_rounds = 0
             except Exception as error:  # noqa: BLE001 (a thread that ends silently enforces nothing)
-                self.error = error
-                return
+                self._failed_rounds += 1
+                if self._failed_rounds > MAX_ATTEMPTS:  # a busy API server may not answer in time
+                    self.error = error
+                    return
             self._stop.wait(EVERY)
 
     def stop(self) -> None:
@@ -126,13 +130,14 @@ class Enforcer:
         pods = [pod for pod in get("/api/v1/pods")["items"] if _has_network(pod)]
         world = World(pods, get("/api/v1/namespaces")["items"], f"{network.node}, {_gateway(network.pods)}")
         policies = get("/apis/networking.k8s.io/v1/networkpolicies")["items"]
-        wanted = {pod["metadata"]["uid"]: ruleset(pod, policies, world) for pod in pods}
-        for uid, rules in wanted.items():
-            if self._applied.get(uid, "") != rules:
-                self._try(uid, rules)
+        wanted = {pod["metadata"]["uid"]: (ruleset(pod, policies, world), pod["status"]["podIP"]) for pod in pods}
+        for uid, (rules, address) in wanted.items():
+            if self._applied.get(f"{uid} {address}", "") != rules:
+                self._try(uid, address, rules)
 
-    def _try(self, uid: str, rules: str) -> None:
-        """Apply the rules to a pod. Ignore a few failures: the pod may have been deleted since it was listed."""
+    def _try(self, uid: str, address: str, rules: str) -> None:
+        """Apply the rules to a pod. Ignore a few failures: the pod may have been deleted since it was listed. A pod
+        whose sandbox was created again has another address, and a network without rules."""
         try:
             inside = ["nsenter", "-t", process_of(self._lab, uid), "-n", "nft"]
             run([*inside, "-f", "-"], text=rules or f"table {TABLE}\ndelete table {TABLE}\n")
@@ -141,7 +146,7 @@ class Enforcer:
             if self._failed[uid] > MAX_ATTEMPTS:
                 raise
         else:
-            self._applied[uid] = rules
+            self._applied[f"{uid} {address}"] = rules
             self._failed.pop(uid, None)
 
 
@@ -167,5 +172,5 @@ def enforced(lab: Lab) -> Iterator[None]:
     finally:
         enforcer.stop()
         thread.join(30)
-    if enforcer.error is not None:
-        raise enforcer.error
+        if enforcer.error is not None:  # also if the test failed: nothing was enforced any more
+            raise enforcer.error

@@ -8,5 +8,5 @@ if __name__ == "__main__":
     work = runpy.run_path(sys.argv[1])["work"]
     while True:
         print(work(), flush=True)
-        if select.select([sys.stdin], [], [], 0)[0]:
+        if select.select([sys.stdin], [], [], 0.2)[0]:  # a pause, as programs have between their calls
             break

@@ -45,6 +45,13 @@ def provide(lab: "Lab", names: Iterable[str]) -> list[str]:
     return list(wanted.values())
 
 
+def bring(lab: "Lab", tar: Path, ref: str) -> None:
+    """Import an image that is not in the list, if the lab's node is up."""
+    if lab.component("containerd"):
+        node.ctr(lab.dir, "images", "import", tar, seconds=300)
+    lab.say(f"imported {ref}" if lab.component("containerd") else f"the node is not up: {tar} is not imported")
+
+
 def _archive(lab: "Lab", name: str, ref: str) -> Path:
     stack = layers.of(lab.settings.cache, name, lab.say)
     key = cache.digest([ref.encode(), repr(_RUNTIME).encode(), *(str(layer).encode() for layer in stack)])

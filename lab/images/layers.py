@@ -23,22 +23,23 @@ Say = Callable[[str], None]
 
 def of(store: Path, name: str, say: Say) -> list[Path]:
     """Return the layer tars of an image, lowest first."""
-    base = _system(store, "base", say)
+    base = system(store, "base", say)
     if name == "base":
         return [base / "layer.tar"]
     stack = [base / "layer.tar", _engine(store, name, base, say) / "layer.tar"]
     return [*stack, _oars(store, base, say) / "layer.tar"] if name == "operator" else stack
 
 
-def _system(store: Path, name: str, say: Say) -> Path:
-    """Build a Debian root file system: `base`, or `builder` with compilers."""
+def system(store: Path, name: str, say: Say) -> Path:
+    """Build a Debian root file system: `base`, `builder` with compilers, or `python` and `compiler`, stand-ins for
+    Python's images."""
     packages = _packages("base") + (_packages(name) if name != "base" else [])
     script = FOLDER / "base.sh"
 
     def make(folder: Path) -> None:
         started = _announce(say, f"{name} image", 90)
         run(["sh", script, folder / "root", ",".join(packages)], 1800)
-        _tar(folder / "root", folder / "layer.tar")
+        tar(folder / "root", folder / "layer.tar")
         say(f"built the {name} image in {time.monotonic() - started:.0f} s")
 
     key = cache.digest([" ".join(packages).encode(), script.read_bytes()])
@@ -52,11 +53,11 @@ def _engine(store: Path, name: str, base: Path, say: Say) -> Path:
 
     def make(folder: Path) -> None:
         started = _announce(say, f"{name} image", 400 if name in COMPILED else 90)
-        share = _share(store, folder, requirements)
+        share = share_folder(store, folder, requirements)
         if name in COMPILED:
-            _in_chroot(_system(store, "builder", say), folder / "scratch", share, "wheel.sh")
-        _in_chroot(base, folder / "changes", share, "engine.sh")
-        _tar(folder / "changes", folder / "layer.tar")
+            in_chroot(system(store, "builder", say), folder / "scratch", share, "wheel.sh")
+        in_chroot(base, folder / "changes", share, "engine.sh")
+        tar(folder / "changes", folder / "layer.tar")
         for leftover in ("changes", "scratch", "share"):
             shutil.rmtree(folder / leftover, ignore_errors=True)
         say(f"built the {name} image in {time.monotonic() - started:.0f} s")
@@ -72,10 +73,10 @@ def _oars(store: Path, base: Path, say: Say) -> Path:
 
     def make(folder: Path) -> None:
         say("building Oars for the operator's image")
-        share = _share(store, folder, b"")
+        share = share_folder(store, folder, b"")
         run([share / "bin/uv", "build", "--quiet", "--wheel", "--out-dir", share / "wheels", CHECKOUT], 300)
-        _in_chroot(base, folder / "changes", share, script.name)
-        _tar(folder / "changes", folder / "layer.tar")
+        in_chroot(base, folder / "changes", share, script.name)
+        tar(folder / "changes", folder / "layer.tar")
         for leftover in ("changes", "share"):
             shutil.rmtree(folder / leftover, ignore_errors=True)
 
@@ -88,7 +89,7 @@ def _is_source(path: Path) -> bool:
     return path.is_file() and "__pycache__" not in path.parts
 
 
-def _share(store: Path, folder: Path, requirements: bytes) -> Path:
+def share_folder(store: Path, folder: Path, requirements: bytes) -> Path:
     """Prepare the folder that scripts see as /mnt/share: uv, the requirements, wheels."""
     share = folder / "share"
     for part in ("bin", "wheels"):
@@ -110,12 +111,14 @@ def _uv(store: Path) -> Path:
     return cache.kept(store, "uv", cache.digest([UV.encode()]), make) / "uv"
 
 
-def _in_chroot(system: Path, changes: Path, share: Path, script: str) -> None:
+def in_chroot(system: Path, changes: Path, share: Path, script: str | Path) -> None:
+    """Run a script, one of this folder or another, on top of a root file system, and keep what it changes."""
     chroot = ["unshare", "--mount", "--propagation", "private", "sh", FOLDER / "chroot.sh"]
     run([*chroot, system / "root", changes, share, FOLDER / script], 3600)
 
 
-def _tar(root: Path, target: Path) -> None:
+def tar(root: Path, target: Path) -> None:
+    """Write a layer."""
     # Sorted, so that the same content gives the same layer.
     options = [
         "--sort=name",

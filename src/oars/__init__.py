@@ -10,17 +10,32 @@ if TYPE_CHECKING:
     from oars.base.errors import OarsError
     from oars.client.cluster import AsyncCluster
     from oars.client.current import connect, executor
+    from oars.client.job import AsyncJob, Job
     from oars.client.sync import Cluster
     from oars.spec.cluster import ClusterSpec
+    from oars.spec.job import JobSpec
 
-__all__ = ["AsyncCluster", "Cluster", "ClusterSpec", "OarsError", "connect", "executor"]
+__all__ = [
+    "AsyncCluster",
+    "AsyncJob",
+    "Cluster",
+    "ClusterSpec",
+    "Job",
+    "JobSpec",
+    "OarsError",
+    "connect",
+    "executor",
+]
 __version__ = VERSION
 
 # Loaded on first use, so that `import oars` is fast and needs neither an engine nor pydantic.
 _MODULES = {
     "AsyncCluster": "oars.client.cluster",
+    "AsyncJob": "oars.client.job",
     "Cluster": "oars.client.sync",
     "ClusterSpec": "oars.spec.cluster",
+    "Job": "oars.client.job",
+    "JobSpec": "oars.spec.job",
     "OarsError": "oars.base.errors",
     "connect": "oars.client.current",
     "executor": "oars.client.current",

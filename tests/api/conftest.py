@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from lab.wait import until
 from tests.api.stage import LEASE, Operator, Stage, holder
 
 from oars.operator import crd
+from oars.places.kube import names
 from oars.spec.cluster import API_VERSION
 
 NODES = 4
@@ -23,14 +25,23 @@ owned_objects.CATCH_UP = cache.CATCH_UP = 60.0
 """
 
 
+def is_served(kube: Kube, path: str) -> bool:
+    return kube.api.raw("GET", path)[0] == 200
+
+
 @pytest.fixture
 def stage(kube_api: Kube, kwok: Callable[[int], list[str]]) -> Stage:
-    """The kind is served, and pods are played."""
-    where = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd.NAME}"
+    """Both kinds are served, as after an installation, and pods are played."""
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    where = f"{definitions}/{crd.NAME}"
     kube_api.api.apply(where, crd.compute_cluster())
+    kube_api.api.apply(f"{definitions}/{crd.JOB_NAME}", crd.compute_job())
+    # The operators of a test have their Lease in its namespace.
+    kube_api.api.patch(where, {"metadata": {"annotations": {names.OPERATOR_NAMESPACE: kube_api.namespace}}})
     kwok(NODES)
-    clusters = kube_api.path(crd.PLURAL, f"apis/{API_VERSION}")
-    until("the kind is served", lambda: kube_api.api.raw("GET", clusters)[0] == 200)
+    for plural in (crd.PLURAL, crd.JOB_PLURAL):
+        path = kube_api.path(plural, f"apis/{API_VERSION}")
+        until(f"{plural} are served", partial(is_served, kube_api, path))
     return Stage(kube_api)
 
 
@@ -47,10 +58,19 @@ def operators(stage: Stage, tmp_path: Path) -> Iterator[Callable[..., Operator]]
     started: list[Operator] = []
 
     def start(
-        kubeconfig: Path | None = None, identity: str = "one", *, lease: str = LEASE, leads: bool = True
+        kubeconfig: Path | None = None,
+        identity: str = "one",
+        *,
+        lease: str = LEASE,
+        leads: bool = True,
+        trust_authors: bool = True,
+        adopt: str = "",
     ) -> Operator:
         log = tmp_path / f"operator-{identity}-{len(started)}.log"
-        made = Operator(kubeconfig or stage.kube.kubeconfig, stage.kube.namespace, log, identity, lease)
+        # Pods on simulated nodes have overlays; what checks their authors is not installed.
+        options = ["--lease-duration", lease, *(["--trust-authors"] if trust_authors else [])]
+        options += ["--adopt", adopt] if adopt else []
+        made = Operator(kubeconfig or stage.kube.kubeconfig, stage.kube.namespace, log, identity, *options)
         started.append(made)
         if leads:
             until(f"{identity} leads", lambda: holder(stage.kube).startswith(f"{identity}-"), 90)

@@ -18,6 +18,12 @@ func main() {
 	functions := template.FuncMap{
 		"toYaml":  func(value any) (string, error) { text, err := json.Marshal(value); return string(text), err },
 		"nindent": func(count int, text string) string { return "\n" + strings.Repeat(" ", count) + text },
+		"ternary": func(yes, no any, condition bool) any {
+			if condition {
+				return yes
+			}
+			return no
+		},
 		"default": func(other, value string) string {
 			if value == "" {
 				return other
@@ -28,6 +34,8 @@ func main() {
 	data := map[string]any{
 		"Values":  values,
 		"Release": map[string]any{"Namespace": namespace},
+		// Everything is served, except what OMIT names.
+		"Capabilities": map[string]any{"APIVersions": apiVersions(os.Getenv("OMIT"))},
 		"Chart":   map[string]any{"AppVersion": os.Getenv("APP_VERSION")},
 	}
 	files, err := filepath.Glob(filepath.Join(chart, "templates", "*.yaml"))
@@ -38,6 +46,12 @@ func main() {
 		fmt.Println("---")
 		check(parsed.Execute(os.Stdout, data))
 	}
+}
+
+type apiVersions string
+
+func (omitted apiVersions) Has(name string) bool {
+	return name != string(omitted)
 }
 
 func read(path string) []byte {

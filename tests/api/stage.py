@@ -136,16 +136,24 @@ class Stage:
         return [each for each in listed if each["involvedObject"].get("name") == name]
 
 
+def oars(stage: Stage, *words: str, code: int = 0) -> str:
+    """What a command prints, on both streams."""
+    env = {**os.environ, "KUBECONFIG": str(stage.kube.kubeconfig)}
+    done = subprocess.run([OARS, *words], env=env, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
 class Operator:
     """An operator process."""
 
-    def __init__(self, kubeconfig: Path, namespace: str, log: Path, identity: str, lease: str) -> None:
+    def __init__(self, kubeconfig: Path, namespace: str, log: Path, identity: str, *options: str) -> None:
         self.identity = identity
         self.log = log
         self.port = _free_port()  # of its pages, all of them
         words = ["operator", "run", "--kubeconfig", str(kubeconfig), "-n", namespace, "--lease-namespace", namespace]
         words += ["--metrics-port", str(self.port), "--health-port", str(self.port)]
-        words += ["--identity", identity, "--lease-duration", lease]
+        words += ["--identity", identity, *options]
         with log.open("a") as out:
             self.process = subprocess.Popen([OARS, *words], stdout=out, stderr=subprocess.STDOUT, env=dict(os.environ))
 

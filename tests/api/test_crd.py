@@ -80,7 +80,7 @@ def test_defaults_are_filled_in(served: Kube) -> None:
     assert create(served, {"engine": "dask"})["spec"] == {
         "engine": "dask",
         "place": "kubernetes",
-        "head": {"cpu": 1, "burst": False},
+        "head": {"burst": False, "eviction": "block", "update": "Recreate"},
         "replicas": 1,
         "drain": {"timeout": 60},
         "expose": {"type": "ClusterIP"},

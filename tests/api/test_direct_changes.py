@@ -10,6 +10,7 @@ from tests.api.stage import Stage, group, resource
 from tests.api.test_direct import DemoClient, at_home, make, play, ready, stage_is_empty
 
 from oars.client.backend import Location
+from oars.client.handles import scale
 from oars.kube.kinds import CONFIG_MAP, LEASE, NAMESPACE
 from oars.places.kube import names
 from oars.service import Service
@@ -23,7 +24,7 @@ def test_concurrent_scales_of_two_groups_are_both_applied(stage: Stage) -> None:
             await first.create(spec)
             await ready(first, 2)
             for number in range(2, 7):
-                await asyncio.gather(first.demo.scale(number, "a"), second.demo.scale(number, "b"))
+                await asyncio.gather(scale(first.demo, number, "a"), scale(second.demo, number, "b"))
                 assert [group.replicas for group in (await first.demo.spec()).workers] == [number, number]
             assert await first.demo.generation() == 11
             await ready(first, 12)

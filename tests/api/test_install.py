@@ -22,8 +22,10 @@ from lab.kube import Kube
 from lab.kwok import POD as SIMULATED
 from lab.run import run
 from lab.wait import until
+from tests.e2e import attacker
 
 import oars
+from lab import kube as kubes
 from oars import engines
 from oars.base.errors import NotFound, OarsError, TimedOut
 from oars.cli.kubernetes import operator
@@ -31,7 +33,7 @@ from oars.client import operator_client
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.lease import Elector
-from oars.operator import NAME, crd, installation, manifests, rbac
+from oars.operator import NAME, admission, crd, installation, manifests, rbac
 from oars.operator.manifests import InstallOptions
 from oars.operator.rbac import Subject
 from oars.spec.cluster import API_VERSION, KIND
@@ -184,7 +186,8 @@ def test_install_status_and_uninstall(kube_api: Kube, kwok: Callable[[int], list
     assert lines[0] == f"Namespace {home}"
     assert "waiting for a leader" in lines
     assert not kube_api.api.exists(DEFINITION) and not kube_api.api.exists(f"/api/v1/namespaces/{home}")
-    found = kube_api.kubectl("get", "clusterroles,clusterrolebindings,crds", "-l", "app.kubernetes.io/part-of=oars")
+    kinds = "clusterroles,clusterrolebindings,crds,validatingadmissionpolicies,validatingadmissionpolicybindings"
+    found = kube_api.kubectl("get", kinds, "-l", "app.kubernetes.io/part-of=oars")
     assert found == ""
 
 
@@ -212,7 +215,7 @@ async def _check_status(kube: Kube, client: Client, options: InstallOptions) -> 
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "demo"}, "spec": {"engine": "dask"}}
     )
     found = await installation.status(client, options.namespace)
-    assert (found["leader"], found["replicas"]) == ("stand-in", 1)
+    assert (found["leader"], found["replicas"], found["authors"]) == ("stand-in", 1, "checked")
     assert 1 <= found["clusters"] <= 1 + others
     assert found["ready"] >= 1
     with pytest.raises(OarsError, match=f"{kube.namespace}/demo"):
@@ -270,7 +273,8 @@ def test_existing_namespace_is_neither_labelled_nor_deleted(kube_api: Kube) -> N
 
 @pytest.mark.timeout(600)
 def test_installed_operator_runs_a_cluster(kube: Kube, home: str, enforced: None) -> None:
-    """With the real image on a real node: two replicas, one leader, and a cluster behind its network policy."""
+    """With the real image on a real node: two replicas, one leader, and a cluster behind its network policy, which
+    admits the operator's pods and no others that call themselves so."""
     target = ("--kubeconfig", str(kube.kubeconfig), "-o", "json")
     words = ("install", "-n", home, "--image", kube.image("operator"), "-q", *target)
     result = CliRunner().invoke(operator, words, catch_exceptions=False)
@@ -280,6 +284,10 @@ def test_installed_operator_runs_a_cluster(kube: Kube, home: str, enforced: None
     kube.apply(small_dask(kube))
     path = f"{clusters(kube)}/demo"
     until("the cluster is ready", lambda: kube.api.get(path)["status"]["phase"] == "Ready", 240)
+    with kubes.fresh_namespace(kube.cluster, has_node=True) as elsewhere:
+        attacker.start_all(elsewhere, kube.image("dask"))
+        addresses = attacker.addresses_of(kube, kube.pods("oars.dev/group"))
+        until("all are shut out", lambda: not attacker.all_reached(elsewhere, addresses), 60)
     kube.kubectl("delete", "computecluster/demo")
 
 
@@ -303,11 +311,14 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-def rendered(renderer: Path, folder: Path, changes: dict[str, Any], namespace: str) -> list[dict[str, Any]]:
+def rendered(
+    renderer: Path, folder: Path, changes: dict[str, Any], namespace: str, omit: str = ""
+) -> list[dict[str, Any]]:
+    """omit: an API that the server lacks."""
     values = yaml.safe_load((CHART / "values.yaml").read_text()) | changes
     (folder / "values.json").write_text(json.dumps(values))
     words = [str(renderer), str(CHART), str(folder / "values.json"), namespace]
-    environ = {**os.environ, "APP_VERSION": oars.__version__}
+    environ = {**os.environ, "APP_VERSION": oars.__version__, "OMIT": omit}
     text = subprocess.run(words, env=environ, capture_output=True, text=True, check=True, timeout=30).stdout
     return [document for document in yaml.safe_load_all(text) if document]
 
@@ -323,6 +334,12 @@ def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[st
     [
         ({}, InstallOptions()),
         ({"watchNamespaces": ["a", "b"], "nodes": False}, InstallOptions(watch_namespaces=("a", "b"), nodes=False)),
+        ({"trustAuthors": True}, InstallOptions(trust_authors=True)),
+        ({"adopt": {"marsjob": True}}, InstallOptions(adopt=("marsjob",))),
+        (
+            {"adopt": {"marsjob": True}, "watchNamespaces": ["a"], "trustAuthors": True},
+            InstallOptions(adopt=("marsjob",), watch_namespaces=("a",), trust_authors=True),
+        ),
         (
             {"image": {"repository": "r", "tag": "1", "pullPolicy": "Always"}, "imagePullSecrets": [{"name": "s"}]},
             InstallOptions(image="r:1", pull_policy="Always", pull_secrets=("s",)),
@@ -338,15 +355,31 @@ def test_chart_renders_the_manifests(
 ) -> None:
     options = replace(options, namespace="ops", create_namespace=False)
     found = by_name(rendered(renderer, tmp_path, values, "ops"))
-    definition = found["CustomResourceDefinition", crd.NAME, ""]
-    assert definition["metadata"]["annotations"].pop("helm.sh/resource-policy") == "keep"
+    policy = admission.manifests(engines.BUILT_IN, trust_authors=options.trust_authors)
+    definitions = [("CustomResourceDefinition", crd.NAME), ("CustomResourceDefinition", crd.JOB_NAME)]
+    kept = [*definitions, *((obj["kind"], obj["metadata"]["name"]) for obj in policy)]
+    if options.adopt:
+        kept += [("CustomResourceDefinition", name) for name in crd.MARS_JOB_NAMES]
+        kept += [(obj["kind"], crd.MARS_JOB_POLICY) for obj in admission.mars_job_manifests()]
+    for kind, name in kept:
+        metadata = found[kind, name, ""]["metadata"]
+        assert metadata["annotations"].pop("helm.sh/resource-policy") == "keep"
+        if not metadata["annotations"]:
+            del metadata["annotations"]
     expected = by_name(manifests.install(options))
     # The chart has the built-in engines; here the toy engine is installed too.
-    expected["CustomResourceDefinition", crd.NAME, ""] = manifests.definition("ops", engines.BUILT_IN)
+    expected |= by_name([manifests.definition("ops", engines.BUILT_IN), *policy])
     assert found == expected
 
 
 def test_chart_can_omit_the_definition(renderer: Path, tmp_path: Path) -> None:
     kinds = {obj["kind"] for obj in rendered(renderer, tmp_path, {"crds": {"install": False}}, "ops")}
     assert "CustomResourceDefinition" not in kinds
+    assert "Deployment" in kinds
+
+
+def test_chart_omits_the_policy_on_an_older_server(renderer: Path, tmp_path: Path) -> None:
+    omit = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
+    kinds = {obj["kind"] for obj in rendered(renderer, tmp_path, {}, "ops", omit)}
+    assert not {kind for kind in kinds if kind.startswith("Validating")}
     assert "Deployment" in kinds

@@ -105,7 +105,7 @@ def test_apply_that_may_only_create_fails_if_the_object_exists(kube_api: Kube) -
     spec = build({"engine": "dask", "image": "i:1", "expose": {"host": "h.example"}}).spec
     cluster = plan.build("demo", spec, engines.get("dask"), DEFAULTS, namespace=kube_api.namespace, tied=True)
     owned, head = head_and_owned(cluster, True)
-    wanted = [*owned, head, objects.disruption_budget(cluster)]
+    wanted = [*owned, head, *objects.disruption_budgets(cluster)]
     assert len({obj["kind"] for obj in wanted}) == 9
 
     async def body() -> None:

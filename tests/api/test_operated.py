@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from lab.wait import until
-from tests.api.stage import Operator, Stage, group, resource
+from tests.api.stage import Operator, Stage, group, oars, resource
 from tests.api.test_direct import at_home as any_home
 from tests.api.test_direct import play, ready
 from tests.api.test_rbac_modes import account, kubeconfig_of, may
 
 from oars.base.errors import UsageError
 from oars.client import operator_client
+from oars.client.handles import scale
 from oars.operator import crd, rbac
 from oars.operator.rbac import Subject
 from oars.places.kube import names
@@ -52,7 +53,7 @@ def test_user_with_the_printed_role_can_use_the_operator(
             assert await home.names() == []
             await home.create(described())
             await ready(home, 2)
-            await home.demo.scale(3)
+            await scale(home.demo, 3)
             await ready(home, 3)
             assert await home.names() == ["demo"]
             # Kubernetes looks for new kinds to collect once in half a minute, and she may not end pods herself.
@@ -81,13 +82,13 @@ def test_force_applies_to_the_repeated_change_only(stage: Stage) -> None:
     async def story() -> None:
         async with at_home(stage) as home:
             await home.create(described(3))
-            await home.demo.scale(1)
+            await scale(home.demo, 1)
             generation = await home.demo.generation()
-            await home.demo.scale(1, force=True)
+            await scale(home.demo, 1, force=True)
             resource_now = await home.backend.client.get(COMPUTE_CLUSTER, "demo", home.backend.namespace)
             assert await home.demo.generation() == generation
             assert resource_now["metadata"]["annotations"][FORCE] == str(generation)
-            await home.demo.scale(0)
+            await scale(home.demo, 0)
             later = await home.backend.client.get(COMPUTE_CLUSTER, "demo", home.backend.namespace)
             assert FORCE not in later["metadata"].get("annotations", {})
 
@@ -103,7 +104,7 @@ def test_scale_subresource_works_for_kubectl_and_autoscalers(stage: Stage) -> No
             )
             stage.kube.kubectl("scale", "computecluster/demo", "--replicas=5")
             assert (await home.demo.spec()).workers[0].replicas == 5
-            await home.demo.scale(2)
+            await scale(home.demo, 2)
             assert (await home.demo.spec()).workers[0].replicas == 2
 
     play(story())
@@ -127,7 +128,7 @@ def home_of_operator(stage: Stage) -> Iterator[Callable[[str | None], None]]:
     """Set what the definition says of where its operator lives."""
 
     def say(namespace: str | None) -> None:
-        stage.kube.api.patch(DEFINITION, {"metadata": {"annotations": {names.OPERATOR_HOME: namespace}}})
+        stage.kube.api.patch(DEFINITION, {"metadata": {"annotations": {names.OPERATOR_NAMESPACE: namespace}}})
 
     yield say
     say(None)
@@ -142,6 +143,7 @@ def test_operator_is_found_in_any_namespace(
         async with at_home(stage) as home:
             return await operator_client.find_mode(home.backend.client, home.backend.namespace)
 
+    home_of_operator(None)
     assert asyncio.run(mode()) == "direct"  # it leads in a namespace where nobody looks
     home_of_operator(stage.kube.namespace)
     assert asyncio.run(mode()) == "operator"
@@ -155,3 +157,21 @@ def test_operator_is_found_in_any_namespace(
             return await operator_client.find_mode(home.backend.client, "default")
 
     assert asyncio.run(elsewhere()) == "direct"  # it watches one namespace
+
+
+def test_operator_that_is_not_at_work_is_reported(stage: Stage, operators: Operators) -> None:
+    operator = operators()
+    stage.create(resource("demo", group(replicas=1)))
+    stage.await_ready("demo")
+    where = ("-n", stage.kube.namespace)
+    assert "Nothing is wrong." in oars(stage, "why", "demo", *where)
+    operator.stop()
+    sentence = "No operator is running: changes and repairs are delayed until one is."
+    for command in ("status", "why"):
+        shown = oars(stage, command, "demo", *where)
+        assert "Ready" in shown and "NoOperator" in shown and sentence in shown
+    refused = oars(stage, "scale", "demo", "2", *where, "--timeout", "5s", code=4)
+    assert sentence in refused and "oars operator status" in refused
+    operators(identity="two")
+    assert stage.await_ready("demo")["ready"] == "2/2", "the change was kept"
+    assert "Nothing is wrong." in oars(stage, "why", "demo", *where)

@@ -17,7 +17,7 @@ Proxies = Callable[..., FaultProxy]
 
 
 def object_writes(proxy: FaultProxy) -> list[str]:
-    """Writes of the cluster's objects: neither the Lease, nor what is told (status, events)."""
+    """Writes of the cluster's objects: neither the Lease nor status and Events."""
     found = [record.request for record in proxy.writes]
     told = [r for r in found if r.resource in ("leases", "events") or r.subresource == "status"]
     return [f"{r.verb} {r.resource}/{r.name}" for r in found if r not in told]
@@ -39,7 +39,7 @@ def test_create_takes_few_writes_and_sets_owner_references(stage: Stage, proxied
     began = time.monotonic()
     made = stage.create(resource("demo"))
     status = stage.await_ready("demo")
-    late = max(0.0, time.monotonic() - began - 10)  # on a busy machine the start goes on, and that is told
+    late = max(0.0, time.monotonic() - began - 10)  # on a busy machine the start takes longer, and the status shows it
     assert status["ready"] == "3/3" and status["replicas"] == 3
     assert status["endpoints"]["client"] == f"played://demo-head.{stage.kube.namespace}:8786"
     assert status["conditions"][0]["status"] == "True"
@@ -67,11 +67,13 @@ def test_ready_head_gets_a_budget_then_no_writes_and_300_workers_are_one_write(
     stage.until("demo", "is at rest", lambda: quiet_for(10, lambda: requests(proxied)) == 0)  # watches tell all
 
     before, told = len(object_writes(proxied)), status_writes(proxied)
+    began = time.monotonic()
     stage.edit("demo", {"replicas": 300})
     status = stage.await_ready("demo", 120)
+    elapsed = time.monotonic() - began
     assert status["ready"] == "300/300"
     assert object_writes(proxied)[before:] == ["patch deployments/demo-worker"]
-    assert status_writes(proxied) - told < 100  # counting alone is told once a second
+    assert status_writes(proxied) - told <= 5 + elapsed / PROGRESS_SECONDS
 
 
 def test_kubectl_scale_changes_the_number_of_workers(stage: Stage, operators: Operators) -> None:

@@ -19,7 +19,7 @@ Proxies = Callable[..., FaultProxy]
 
 @pytest.fixture
 def running(stage: Stage, operators: Operators) -> Stage:
-    """A cluster of 1 + 3 that an operator looks after."""
+    """A cluster of 1 + 3 that an operator reconciles."""
     operators()
     stage.create(resource("demo"))
     stage.await_ready("demo")
@@ -120,7 +120,7 @@ def test_invalid_spec_that_the_schema_accepts_is_reported_until_it_is_fixed(
         return status if words in status["message"] else None
 
     running.edit("demo", edit)
-    status = running.until("demo", "is told what is wrong", told)
+    status = running.until("demo", "the status says what is wrong", told)
     assert status["reason"] == "InvalidSpec"
     assert status["conditions"][0]["status"] == "False" and words in status["conditions"][0]["message"]
     assert len(running.workers("demo")) == 3  # what runs is left alone
@@ -147,7 +147,7 @@ def test_rejected_object_is_reported_until_the_spec_is_fixed(stage: Stage, opera
     def told() -> bool:
         return "dnsPolicy" in (stage.get("demo").get("status") or {}).get("message", "")
 
-    stage.until("demo", "is told of the refusal", told)
+    stage.until("demo", "the status shows the refusal", told)
     stage.edit("demo", sized(group()))
     stage.await_ready("demo")
 
@@ -237,7 +237,7 @@ def test_spec_for_another_namespace_is_rejected(stage: Stage, operators: Operato
     assert stage.left("demo") == []
 
 
-def test_manual_scaling_of_a_deployment_is_reverted(running: Stage) -> None:
+def test_manual_scaling_of_a_deployment_is_reverted_and_reported(running: Stage) -> None:
     running.kube.kubectl("scale", "deployment/demo-worker", "--replicas=5")
 
     def put_right() -> bool:
@@ -245,3 +245,8 @@ def test_manual_scaling_of_a_deployment_is_reverted(running: Stage) -> None:
         return bool(wanted == 3) and len(running.pods("demo", "worker")) == 3
 
     running.until("demo", "has three again", put_right)
+    running.edit("demo", sized(group(replicas=2)))
+    assert running.await_ready("demo")["ready"] == "2/2", "a write of Oars itself is not reported"
+    causes = running.get("demo")["status"]["causes"]
+    (cause,) = [each for each in causes if each["reason"] == "ReplicasOverwritten"]
+    assert "demo-worker to 5" in cause["message"] and "on computecluster/demo" in cause["hint"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -47,14 +48,13 @@ def test_api_errors_only_delay_the_life_cycle(
     assert not operator.says("Traceback")
 
 
-@pytest.mark.parametrize("write", [*(pytest.param(number, marks=pytest.mark.long) for number in (1, 4, 6)), 7])
-def test_operator_killed_at_a_write_recovers(
-    write: int, stage: Stage, operators: Operators, fault_proxy: Proxies
+def test_killed_operator_process_is_replaced_by_the_next(
+    stage: Stage, operators: Operators, fault_proxy: Proxies
 ) -> None:
-    """The fault matrix does this at every single write; here at a few."""
+    """As processes, with a Lease that runs out; test_killed_after_writes.py does it after every single write."""
     proxy = fault_proxy()
     first = operators(proxy.kubeconfig, "first", lease=SHORT_LEASE)
-    proxy.script.rules = [*proxy.script.rules, die_after(write)]
+    proxy.script.rules = [*proxy.script.rules, die_after(7)]
     stage.create(resource("demo"))
     until("it died", lambda: proxy.dead, 60)
     first.kill()
@@ -101,6 +101,35 @@ def test_second_replica_takes_over(stage: Stage, operators: Operators) -> None:
     assert stage.await_ready("demo")["ready"] == "5/5"
 
 
+def test_suspended_leader_writes_nothing_after_another_leads(
+    stage: Stage, operators: Operators, fault_proxy: Proxies
+) -> None:
+    proxy = fault_proxy()
+    first = operators(proxy.kubeconfig, "first", lease=SHORT_LEASE)
+    spare = operators(identity="spare", leads=False, lease=SHORT_LEASE)
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    first.process.send_signal(signal.SIGSTOP)
+    try:
+        until("the spare leads", lambda: holder(stage.kube).startswith("spare-"), 60)
+        stage.edit("demo", {"replicas": 5})
+        assert stage.await_ready("demo")["ready"] == "5/5"
+        written = len(proxy.records)
+        stage.edit("demo", {"replicas": 4})  # the first has yet to see it when it goes on
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    stage.until("demo", "has four workers", lambda: len(stage.pods("demo", "worker")) == 4)
+    until("the first has asked for the Lease again", lambda: _asks_for_lease(proxy, written), 60)
+    late = [each.request for each in proxy.records[written:] if each.request.writes]
+    assert {each.resource for each in late} <= {"leases"}, late
+    assert holder(stage.kube).startswith("spare-") and not spare.says("Traceback") and not first.says("Traceback")
+
+
+def _asks_for_lease(proxy: FaultProxy, since: int) -> bool:
+    """Twice: it has noticed that it does not lead any more."""
+    return sum(each.request.resource == "leases" for each in proxy.records[since:]) >= 2
+
+
 def test_stopping_leader_releases_the_lease(stage: Stage, operators: Operators) -> None:
     leader = operators(identity="leader", lease="60s")
     operators(identity="spare", leads=False, lease="60s")
@@ -128,7 +157,9 @@ def test_silent_watches_are_restarted(stage: Stage, fault_proxy: Proxies) -> Non
     """In this process, so that silence need not last the usual minute and a half."""
     proxy = fault_proxy([Rule(EndWatch(1, "silent"), verb="watch", times=6)])
     namespace = stage.kube.namespace
-    options = RunOptions(namespaces=(namespace,), lease_namespace=namespace, metrics_port=0, health_port=0)
+    options = RunOptions(
+        namespaces=(namespace,), lease_namespace=namespace, metrics_port=0, health_port=0, trust_authors=True
+    )
 
     async def story() -> None:
         async with Client(config.load({}, kubeconfig=proxy.kubeconfig), watch_idle_timeout=3) as client:

@@ -116,7 +116,7 @@ def test_foreign_objects_are_reported_and_left_alone(  # noqa: PLR0913 (a table)
         conditions = (stage.get("demo").get("status") or {}).get("conditions") or ()
         return any(words in condition["message"] and condition["status"] == "False" for condition in conditions)
 
-    stage.until("demo", "is told whose name it is", told)
+    stage.until("demo", "the status says who owns the name", told)
     assert stage.get("demo")["status"]["reason"] == "NameTaken"
     assert look() == before
     stage.kube.api.delete(f"{stage.kube.path(path, version)}/{name}")
@@ -196,7 +196,7 @@ def test_foreign_secret_is_reported(stage: Stage, operators: Operators) -> None:
             "message", ""
         )
 
-    stage.until("demo", "is told", told)
+    stage.until("demo", "the status says so", told)
     assert look() == before
 
 

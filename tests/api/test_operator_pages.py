@@ -54,6 +54,6 @@ def test_metrics_count_and_time_passes(stage: Stage, operators: Operators) -> No
     assert (waiting["oars_leading"], waiting[PASSES], waiting["oars_queue_depth"]) == (0, 0, 0)
     leader.stop()
     until("the other leads", lambda: holder(stage.kube).startswith("spare-"))
-    until("it has looked after the cluster", lambda: spare.metrics()[PASSES] > 0)
+    until("it has reconciled the cluster", lambda: spare.metrics()[PASSES] > 0)
     assert spare.metrics()["oars_leading"] == 1
     assert leader.page("/healthz") == (0, "")

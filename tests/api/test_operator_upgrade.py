@@ -24,7 +24,7 @@ pod.NO_PRIVILEGES["readOnlyRootFilesystem"] = False
 
 @pytest.fixture
 def upgraded(stage: Stage, operators: Operators, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
-    """A cluster of 1 + 3, made by this version and now looked after by another."""
+    """A cluster of 1 + 3, created by this version and now reconciled by another."""
     first = operators()
     stage.create(resource("demo"))
     stage.await_ready("demo")
@@ -81,3 +81,30 @@ def test_head_lost_after_an_upgrade_gets_workers_of_the_new_version(upgraded: St
     assert all(is_of_another(upgraded, worker) for worker in upgraded.workers("demo"))
     stamps = {pod["metadata"].get("annotations", {}).get(names.HEAD_EPOCH) for pod in upgraded.pods("demo", "worker")}
     assert stamps == {"1"}
+
+
+def test_network_policy_and_service_of_an_older_version_are_replaced_without_pods(
+    stage: Stage, operators: Operators
+) -> None:
+    """As earlier versions made them: open to every pod that calls itself the operator, and to heads that are gone."""
+    first = operators()
+    stage.create(resource("demo"))
+    stage.await_ready("demo")
+    first.stop()
+    api, path = stage.kube.api, stage.kube.path
+    policy, service = path("networkpolicies/demo-oars", "apis/networking.k8s.io/v1"), path("services/demo-head")
+    head = path("deployments/demo-head", "apis/apps/v1")
+    wide = [{"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": names.OPERATOR}}]}]
+    api.patch(policy, {"spec": {"ingress": wide}})
+    api.patch(service, {"spec": {"publishNotReadyAddresses": True}})
+    rendered, spec, epoch, *_ = api.get(head)["metadata"]["annotations"][names.APPLIED].split(" ")
+    api.patch(head, {"metadata": {"annotations": {names.APPLIED: f"{rendered[::-1]} {spec} {epoch} 0.0.1"}}})
+    pods = {pod["metadata"]["uid"] for pod in stage.pods("demo")}
+
+    operators(identity="two")
+    stage.until("demo", "has a policy of this version", lambda: api.get(policy)["spec"]["ingress"] != wide)
+    stage.until("demo", "has its Service", lambda: not api.get(service)["spec"].get("publishNotReadyAddresses"))
+    peers = [peer for rule in api.get(policy)["spec"]["ingress"] for peer in rule.get("from", ())]
+    assert not [peer for peer in peers if peer.get("namespaceSelector") == {}]
+    stage.until("demo", "is marked", lambda: len(api.get(head)["metadata"]["annotations"][names.APPLIED].split()) == 5)
+    assert {pod["metadata"]["uid"] for pod in stage.pods("demo")} == pods

@@ -71,7 +71,7 @@ def test_last_writer_wins_in_every_order(stage: Stage) -> None:
             assert "replicas" not in found["workers"][0] and found["workers"][1]["replicas"] == 1
 
 
-def test_file_scale_and_two_files_in_quick_succession(stage: Stage, operators: Operators) -> None:
+def test_last_write_wins_after_files_and_a_scale(stage: Stage, operators: Operators) -> None:
     operators()
     apply(stage, file_of(2))
     assert stage.await_ready("demo")["ready"] == "3/3"

@@ -72,6 +72,9 @@ class FleetStatus:
     def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
         return False
 
+    def transitions(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Cause, ...]:
+        return ()
+
 
 FLEETS = ResourceKind(FLEET, fleet, FleetStatus())
 
@@ -94,7 +97,7 @@ def test_two_kinds_side_by_side(stage: Stage) -> None:
         return found
 
     async def story() -> None:
-        options = RunOptions(namespaces=(namespace,), lease_namespace=namespace, metrics_port=0, health_port=0)
+        options = RunOptions((namespace,), lease_namespace=namespace, metrics_port=0, health_port=0, trust_authors=True)
         async with Client(config.load({}, kubeconfig=kube.kubeconfig)) as client:
             operator = asyncio.create_task(Operator(client, options, (COMPUTE_CLUSTERS, FLEETS)).run())
             try:

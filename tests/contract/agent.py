@@ -18,6 +18,7 @@ from typing import Any
 
 Message = dict[str, Any]
 ROOT = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+HELPER_GRACE = 5.0
 RUN = """
 import importlib, sys
 module, _, function = sys.argv[1].partition(":")
@@ -150,14 +151,18 @@ class Agent:
         return {}
 
     async def help(self, request: Message, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """From now on the connection is the helper's stdin and stdout."""
+        """From now on the connection is the helper's stdin and stdout. When it is closed, the helper must end."""
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", request["script"], env={**os.environ, **request["env"]}, stdin=pipe, stdout=pipe
         )
         assert process.stdin is not None and process.stdout is not None
-        await asyncio.gather(pump(reader, process.stdin), pump(process.stdout, writer))
-        await process.wait()
+        replies = asyncio.create_task(pump(process.stdout, writer))
+        await pump(reader, process.stdin)
+        await asyncio.wait([replies], timeout=HELPER_GRACE)
+        if process.returncode is None:
+            process.kill()
+        await asyncio.gather(process.wait(), replies, return_exceptions=True)
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

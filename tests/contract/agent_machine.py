@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oars.base.errors import StartFailed
-from oars.model import Process
+from oars.model import Limit, Process
 from oars.places.local.process import CLUSTER, TAG
 from oars.places.local.store import ClusterDir, ClusterRecord, tag
 from oars.places.process.ledger import Entry
@@ -28,6 +28,8 @@ class AgentMachine:
     """See oars.places.process.machine.Machine."""
 
     host = "127.0.0.1"
+    limits: tuple[Limit, ...] = ()
+    fixed_ports: Mapping[str, int] = {}
 
     def __init__(self, root: Path, record: ClusterRecord, wake: Callable[[], None]) -> None:
         self._root = root
@@ -110,11 +112,17 @@ class AgentMachine:
         scratch = self._root / entry.id
         return {"dir": str(scratch), **{f"file.{name}": str(scratch / name) for name in process.files}}
 
+    def secret(self, name: str) -> str:
+        return ""
+
     def is_running(self, entry: Entry) -> bool:
         return self._running.get(_label(entry)) == (entry.pid, entry.start)
 
     def exit_of(self, entry: Entry) -> Exit | None:
         return self._exits.get(_label(entry), UNKNOWN_EXIT)
+
+    def memory_kills(self, entry: Entry) -> int:
+        return 0  # the agent limits nothing
 
     def tail(self, member: str, count: int) -> tuple[str, ...]:
         return self._tails.get(member, ())[-count:]

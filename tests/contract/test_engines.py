@@ -15,6 +15,7 @@ import yaml
 
 from oars.client import pod_programs
 from oars.client.sync import Cluster
+from oars.model import DrainOutcome
 from oars.testing import EngineContract
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
@@ -42,6 +43,7 @@ print("result", sorted(oars.connect().workers()))
     hold = """
 import oars
 client = oars.connect()
+client.clear()
 for name in client.workers():
     client.put(name, f"item of {name}")
 print("held", flush=True)
@@ -118,7 +120,7 @@ print("failed: the head said", call.recv(1), flush=True)
         (definition,) = (
             obj
             for obj in yaml.safe_load_all(oars(state, "operator", "manifests").stdout)
-            if obj["kind"] == "CustomResourceDefinition"
+            if (obj["kind"], obj["metadata"]["name"]) == ("CustomResourceDefinition", "computeclusters.oars.dev")
         )
         (version,) = definition["spec"]["versions"]
         spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
@@ -169,6 +171,7 @@ if __name__ == "__main__":
 class TestRay(EngineContract):
     spec: ClassVar[dict[str, Any]] = {"engine": "ray", "ray": {"dashboard": False}}
     replace_seconds = BUSY
+    drained = DrainOutcome.FINISHED
     lost = "GCS may have been killed"  # Ray's message when it ends a driver that has lost its head
     work = """
 import ray

@@ -17,12 +17,14 @@ from pathlib import Path
 import pytest
 
 from oars import engines
+from oars.base.errors import EngineUnreachable
 from oars.model import HEAD, Desired, Ensure, Group, Member, MemberId, MemberState, Process, Remove
 from oars.places.base import Place
 from oars.places.intent import Intent
 from oars.places.local.defaults import defaults
+from oars.places.local.host import this_host
 from oars.places.local.machine import LocalMachine
-from oars.places.local.process import MARK, boot_id, identify
+from oars.places.local.process import MARK, identify, start_of
 from oars.places.local.store import ClusterDir, ClusterRecord, Store
 from oars.places.process.ledger import read_ledger, write_ledger
 from oars.places.process.machine import Machine
@@ -49,6 +51,13 @@ WHO = """
 import json, os, sys
 for line in sys.stdin:
     print(json.dumps({"ok": os.getpid()}), flush=True)
+"""
+HANGS = """
+import json, os, sys, time
+sys.stdin.readline()
+print(json.dumps({"ok": os.getpid()}), flush=True)
+sys.stdin.readline()
+time.sleep(600)
 """
 SECONDS = 50  # less than a start may take
 SPEC = ClusterSpec.model_validate({"engine": "toy", "workers": 2})
@@ -77,7 +86,7 @@ class ProcessContract(PlaceContract):
         self.mark = secrets.token_hex(4)  # of its own: a sweep kills everything that carries the mark
         record = ClusterRecord(
             "demo", Intent(SPEC.model_dump()), desired, sys.executable, self.mark, time.time(),
-            boot=boot_id(), import_path=(os.environ["PYTHONPATH"],),
+            host=this_host(), import_path=(os.environ["PYTHONPATH"],),
         )  # fmt: skip
         directory = Store(self.state).create(record, {"token": b"x"})
         self.opened: list[tuple[ProcessPlace, Machine]] = []
@@ -145,6 +154,16 @@ class ProcessContract(PlaceContract):
         first = await wire.ask(WHO, {})
         await place.collect(desired)
         assert first == await wire.ask(WHO, {}), "it is neither started for every request nor collected"
+
+    @in_place
+    async def test_helper_whose_caller_is_gone_ends(self, place: Place, desired: Desired) -> None:
+        """Also if it hangs and does not read its stdin."""
+        await self.start(place, desired)
+        wire = place.wire(desired)
+        pid = await wire.ask(HANGS, {})
+        with pytest.raises(EngineUnreachable):
+            await wire.ask(HANGS, {}, seconds=0.1)
+        assert await asyncio.to_thread(_within, SECONDS, lambda: start_of(pid) is None)
 
     @in_place
     async def test_removed_workers_leave_nothing(self, place: Place, desired: Desired) -> None:

@@ -24,7 +24,7 @@ SYSTEM = "oars-system"
 
 @pytest.fixture(scope="class")
 def home(cluster_with_node: Cluster) -> Iterator[Kube]:
-    """A namespace for all tests of a class; afterwards nothing of ours may be left in it."""
+    """A namespace for all tests of a class; afterwards no object of Oars may be left in it."""
     with kubes.fresh_namespace(cluster_with_node, has_node=True) as kube:
         yield kube
         with suppress(Timeout):  # Kubernetes collects what hangs on a cluster a moment after its pods are gone
@@ -36,10 +36,11 @@ def home(cluster_with_node: Cluster) -> Iterator[Kube]:
 def operator(cluster_with_node: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """`oars operator run` against the lab, for all namespaces; yields its log."""
     env = {**os.environ, "KUBECONFIG": str(cluster_with_node.kubeconfig)}
-    install = [OARS, "operator", "install", "--replicas", "0", "--timeout", "60s", "-q"]
+    install = [OARS, "operator", "install", "--replicas", "0", "--adopt", "marsjob", "--timeout", "60s", "-q"]
     subprocess.run(install, env=env, check=True, timeout=90)
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    run = [OARS, "operator", "run", "--metrics-port", "0", "--health-port", "0"]
+    run = [OARS, "operator", "run", "--metrics-port", "0", "--health-port", "0", "--trust-authors"]
+    run += ["--adopt", "marsjob"]
     with log.open("w") as stream:
         process = subprocess.Popen(run, env=env, stdout=stream, stderr=subprocess.STDOUT)
     try:

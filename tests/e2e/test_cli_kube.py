@@ -322,7 +322,7 @@ class TestAlone:
 
 
 class Terminal:
-    """A program at a terminal of ours."""
+    """A program at a pseudo-terminal."""
 
     def __init__(self, *words: str, env: dict[str, str]) -> None:
         self._pid, self._descriptor = pty.fork()

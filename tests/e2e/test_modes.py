@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +20,7 @@ from lab.kube import Kube
 from oars.client.sync import Cluster
 from oars.testing.driver import DriverProgram
 from tests.contract import test_engines as engines
-from tests.e2e.contract import TIMEOUT, KubeContract, draining, settled, staying, until
+from tests.e2e.contract import OARS, TIMEOUT, KubeContract, draining, settled, staying, until
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -33,11 +39,39 @@ class Ray(KubeContract):
     engine, image = engines.TestRay, "ray"
 
 
-class Xorbits(KubeContract):
+class Mars(KubeContract):
+    def test_web_server_requires_the_token(self, demo: Cluster, home: Kube) -> None:
+        """Programs in a pod send it by themselves, and the probes need none: the cluster is ready."""
+        with pytest.raises(urllib.error.HTTPError, match="requires the cluster's token"):
+            urllib.request.urlopen(f"{demo.address}/api/cluster/nodes", timeout=20)
+        package = self.engine.tensor.removesuffix(".tensor")  # type: ignore[attr-defined]
+        program = (
+            f"import os, {package} as mars, {package}.tensor as mt\n"
+            "mars.new_session(os.environ['OARS_ADDRESS'], default=True)\n"
+            "print('result', mt.ones((3, 3)).sum().execute(show_progress=False).fetch())"
+        )
+        words = [OARS, "exec", "demo", "-n", home.namespace, "--", "python3", "-c", program]
+        env = {**os.environ, "KUBECONFIG": str(home.kubeconfig)}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=False)
+        assert "result 9.0" in done.stdout, done.stderr
+
+    def test_browser_sees_the_page_through_the_proxy(self, demo: Cluster, home: Kube) -> None:
+        words = [OARS, "dashboard", "demo", "-n", home.namespace, "--no-open"]
+        env = {**os.environ, "KUBECONFIG": str(home.kubeconfig)}
+        with subprocess.Popen(words, env=env, text=True, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            with urllib.request.urlopen(f"{url}api/cluster/nodes?role=0", timeout=60) as reply:
+                assert len(json.load(reply)["nodes"]) == 1
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+
+
+class Xorbits(Mars):
     engine, image = engines.TestXorbits, "mars-xorbits"
 
 
-class Pymars(KubeContract):
+class Pymars(Mars):
     engine, image = engines.TestPymars, "mars-pymars"
 
 

@@ -1,4 +1,4 @@
-"""Clusters behind their own NetworkPolicy, which is enforced here: they work, and strangers stay outside."""
+"""Clusters behind their own NetworkPolicy, which is enforced here: they work, and pods elsewhere reach nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from lab.kube import Kube
 
 from lab import kube as kubes
 from oars.client.sync import Cluster
+from oars.places.kube import names
 from oars.spec.load import build
 from oars.testing.driver import run_driver
 from tests.contract import test_engines as engines
+from tests.e2e import attacker
 from tests.e2e.contract import SELECTORS, SMALL, TIMEOUT, until
 
 pytestmark = [pytest.mark.timeout(600)]
 
-REACHED = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+IMAGES = {engines.TestDask: "dask", engines.TestRay: "ray", engines.TestPymars: "mars-pymars"}
+LONG = pytest.mark.long
 
 
 @pytest.fixture
@@ -28,18 +31,18 @@ def elsewhere(cluster_with_node: Kubernetes) -> Iterator[Kube]:
         yield kube
 
 
-def start_visitor(home: Kube, image: str) -> None:
-    container = {"name": "main", "image": image, "command": ["sleep", "600"]}
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    metadata = {"name": "visitor", "labels": {"app": "visitor"}}
-    home.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-    home.await_ready("app=visitor", 1)
+def made(kube: Kube, engine: type[Any], **more: Any) -> Cluster:
+    size = {**SMALL, "memory": "1Gi"}
+    image = kube.image(IMAGES[engine])
+    data = {**engine.spec, "image": image, "head": size, "workers": [{"replicas": 1, **size}], **more}
+    return Cluster(
+        build(data).spec, name="demo", timeout=TIMEOUT, mode="direct", namespace=kube.namespace,
+        kubeconfig=str(kube.kubeconfig),
+    )  # fmt: skip
 
 
 def reaches(home: Kube, pod: str, address: str, port: int) -> bool:
-    """Whether a pod gets through; silence and a refusal are told apart from each other by nobody who is shut out."""
-    line = f"python3 -c '{REACHED}' {address} {port} 2>/dev/null && echo yes || echo no"
-    return home.kubectl("exec", pod, "--", "bash", "-c", line).strip() == "yes"
+    return bool(attacker.reached(home, pod, [(address, port)]))
 
 
 def pod_of(home: Kube, role: str) -> dict[str, Any]:
@@ -47,37 +50,49 @@ def pod_of(home: Kube, role: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("engine", IMAGES, ids=["dask", "ray", "mars"])
+def test_pods_of_other_namespaces_reach_no_port(kube: Kube, elsewhere: Kube, enforced: None, engine: type[Any]) -> None:
+    """Whatever they call themselves: the operator, the head, a worker."""
+    with made(kube, engine):
+        image = kube.image(IMAGES[engine])
+        attacker.start_all(elsewhere, image)
+        attacker.start_pod(kube, "client", {"app": "client"}, image)
+        kube.await_ready("visitor", 1)
+        addresses = attacker.addresses_of(kube, [pod_of(kube, role) for role in ("head", "worker")])
+        assert names.HELPER_PORT in {port for _, port in addresses}
+        until(lambda: attacker.reached(kube, "client", addresses))  # the door for which there is a rule
+        until(lambda: not attacker.all_reached(elsewhere, addresses), 60)
+
+
+def test_clients_are_narrowed_to_labels(kube: Kube, enforced: None) -> None:
+    image = kube.image("dask")
+    with made(kube, engines.TestDask, expose={"clients": {"role": "driver"}}):
+        attacker.start_pod(kube, "driver", {"role": "driver"}, image)
+        attacker.start_pod(kube, "other", {"role": "other"}, image)
+        kube.await_ready("visitor", 2)
+        head = pod_of(kube, "head")["status"]["podIP"]
+        until(lambda: reaches(kube, "driver", head, 8786))
+        until(lambda: not reaches(kube, "other", head, 8786))
+
+
 @pytest.mark.parametrize(
-    ("engine", "image"),
-    [
-        (engines.TestDask, "dask"),
-        pytest.param(engines.TestRay, "ray", marks=pytest.mark.long),
-        pytest.param(engines.TestPymars, "mars-pymars", marks=pytest.mark.long),
-    ],
+    "engine",
+    [engines.TestDask, pytest.param(engines.TestRay, marks=LONG), pytest.param(engines.TestPymars, marks=LONG)],
     ids=["dask", "ray", "mars"],
 )
-def test_network_policy_admits_members_and_the_namespace_only(
-    kube: Kube, elsewhere: Kube, enforced: None, engine: type[Any], image: str
-) -> None:
+def test_cluster_works_behind_its_network_policy(kube: Kube, enforced: None, engine: type[Any]) -> None:
     """From outside the driver comes through the API server, which no policy shuts out."""
-    size = {**SMALL, "memory": "1Gi"}
-    data = {**engine.spec, "image": kube.image(image), "head": size, "workers": [{"replicas": 1, **size}]}
-    with Cluster(
-        build(data).spec, name="demo", timeout=TIMEOUT, mode="direct", namespace=kube.namespace,
-        kubeconfig=str(kube.kubeconfig),
-    ) as demo:  # fmt: skip
+    with made(kube, engine) as demo:
         assert any(line.startswith("result") for line in run_driver(demo, engine.work, 180))
-        for home in (kube, elsewhere):
-            start_visitor(home, kube.image(image))
+        attacker.start_pod(kube, "client", {"app": "client"}, kube.image(IMAGES[engine]))
+        kube.await_ready("visitor", 1)
         head, worker = pod_of(kube, "head"), pod_of(kube, "worker")
         served = kube.api.get(kube.path("services/demo-head"))["spec"]["ports"][0]["port"]
         own = worker["spec"]["containers"][0]["ports"][0]["containerPort"]
         at_head, at_worker = (head["status"]["podIP"], served), (worker["status"]["podIP"], own)
-        until(lambda: not reaches(elsewhere, "visitor", *at_head))
-        until(lambda: not reaches(elsewhere, "visitor", *at_worker))
-        until(lambda: reaches(kube, "visitor", *at_head))  # whoever shares the namespace may use the cluster
-        assert not reaches(kube, "visitor", *at_worker), "but not speak to its workers"
-        until(lambda: reaches(kube, head["metadata"]["name"], *at_worker))  # which members do
+        until(lambda: reaches(kube, "client", *at_head))
+        until(lambda: not reaches(kube, "client", *at_worker))  # clients use the head only
+        until(lambda: reaches(kube, head["metadata"]["name"], *at_worker))  # members reach each other
         kube.kubectl("delete", "pod", worker["metadata"]["name"], seconds=120)
         until(lambda: worker["metadata"]["name"] not in {member.id for member in demo.members()}, 60)
         demo.wait(timeout=TIMEOUT)

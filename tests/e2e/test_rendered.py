@@ -1,4 +1,4 @@
-"""Rendered manifests and kubectl alone: nothing of Oars looks after these clusters."""
+"""Rendered manifests and kubectl alone: no part of Oars reconciles these clusters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from oars import engines
 from oars.base.settings import Settings
 from oars.envs import Environments
 from oars.spec.load import build
-from tests.e2e.contract import SELECTORS, ours, until
+from tests.e2e.contract import SELECTORS, ours, until, workers_seen_from
+from tests.e2e.images import RAY_WITH_IPYTHON, build_image
+from tests.e2e.terminal import ENTER, terminal
 
 pytestmark = [pytest.mark.timeout(900)]
 Outage = Callable[[str], AbstractContextManager[None]]
@@ -30,32 +32,19 @@ OARS = str(Path(sys.executable).with_name("oars"))
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/ray-by-kubectl.md").read_text()
 
-# As the document has it for those who type it in.
-TYPED = """
-import os, socket, time
-from collections import Counter
-import ray
-ray.init(address=os.path.expandvars("$RAY_HEAD_SERVICE_HOST:$RAY_HEAD_SERVICE_PORT_REDIS_PRIMARY"))
-@ray.remote
-def f(x):
-    time.sleep(0.01)
-    return x + (socket.gethostname(),)
-print(Counter(ray.get([f.remote(f.remote(())) for _ in range(20)])))
-print("Success!")
-"""
-
 
 def of_page(language: str) -> str:
-    """The one example in that language."""
+    """The one example in that language. tests/unit/compat/test_ray_page.py compares them with those of Ray's page."""
     (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     return str(text)
 
 
 def render(kube: Kube, engine: str, image: str, workers: int, *more: str) -> str:
     words = [OARS, "render", engine.partition("-")[0], "--engine", engine.partition("-")[0], "--workers", str(workers),
-             "--image", kube.image(image), "--cpu", "0.3", "--memory", "1Gi", "--namespace", kube.namespace,
+             "--image", image if ":" in image else kube.image(image), "--namespace", kube.namespace,
+             "--cpu", "0.3", "--memory", "1Gi",
              "--set", "head.cpu=0.3", "--set", "head.memory=2Gi", "--set", "head.burst=true",
-             "--set", "workers[0].burst=true", "--secrets", "inline", *more]  # fmt: skip
+             "--set", "workers[0].burst=true", *more]  # fmt: skip
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -90,29 +79,49 @@ def run_in_head(kube: Kube, source: str, *words: str) -> str:
     return kube.kubectl("exec", head(kube), "-c", "head", "--", "python3", "-c", source, *words, seconds=120)
 
 
-def run_as_job(kube: Kube, example: Path) -> None:
-    """A driver in a pod of its own, as the page has it."""
-    job = yaml.safe_load(of_page("yaml"))
-    job["spec"]["template"]["spec"]["containers"][0]["image"] = kube.image("ray")
-    kube.kubectl("create", "configmap", "example", f"--from-file={example}")
+def use_remote_shell(kube: Kube, program: str) -> None:
+    """`kubectl exec -it … bash` in a terminal, and there the example program and IPython."""
+    with terminal([*kube.command(), "exec", "-it", head(kube), "--", "bash"]) as screen:
+        screen.expect(r"[$#] ")
+        screen.type("tty; python example.py", ENTER)
+        screen.expect("/dev/pts/")
+        screen.expect(r"Success![\s\S]*[$#] ", 180)
+        screen.type("ipython", ENTER)
+        screen.expect(r"In \[1\]: ")
+        screen.paste(program)
+        screen.type(ENTER)
+        screen.expect(r"Wall time: [\s\S]*Counter\(\{[\s\S]*In \[2\]: ", 180)
+        screen.type("exit", ENTER)
+        screen.expect("[$#] ")
+        screen.type("exit", ENTER)
+
+
+def run_as_job(kube: Kube, program: str, folder: Path, result: str) -> None:
+    """A driver in a pod of its own, with the Job of our page. IPython runs programs of Python, too."""
+    file = folder / "example.ipy"
+    file.write_text(program)
+    job = yaml.safe_load(of_page("yaml").replace("python /program/example.py", "ipython /program/example.ipy"))
+    job["metadata"]["namespace"] = kube.namespace
+    kube.kubectl("create", "configmap", "example", f"--from-file={file}")
     created = kube.kubectl("create", "-f", "-", "-o", "name", text=yaml.safe_dump(job)).strip()
     until(lambda: kube.kubectl("get", created, "-o", "jsonpath={.status.succeeded}") == "1", 180)
-    assert "Success!" in kube.kubectl("logs", created)
-    kube.kubectl("delete", created)
+    assert result in kube.kubectl("logs", created)
+    kube.kubectl("delete", created, "configmap/example")
 
 
 def test_ray_document_works_with_rendered_manifests(kube: Kube, tmp_path: Path, outage: Outage) -> None:
     """Command by command, as it stands in the document, with the programs of our page; and containerd is killed once on
     the way."""
+    build_image(kube, RAY_WITH_IPYTHON, "--engine", "ray", "--package", "ipython")
     file = tmp_path / "ray-cluster.yaml"
-    file.write_text(render(kube, "ray", "ray", 3))
+    file.write_text(render(kube, "ray", RAY_WITH_IPYTHON, 3))
     kube.kubectl("apply", "-f", str(file))
     until(one_of_each(kube, 3), 180)
     assert [name.startswith("ray-head-") for name in pods(kube, "head")] == [True]
     assert all(name.startswith("ray-worker-") for name in pods(kube, "worker"))
 
     # Change `replicas` in the file and apply it again.
-    for replicas in (4, 2):
+    for replicas in (4, 3):
         documents = list(yaml.safe_load_all(file.read_text()))
         worker = next(d for d in documents if d["kind"] == "Deployment" and d["metadata"]["name"] == "ray-worker")
         worker["spec"]["replicas"] = replicas
@@ -125,24 +134,27 @@ def test_ray_document_works_with_rendered_manifests(kube: Kube, tmp_path: Path, 
     # Delete a worker pod, then the head pod, then all pods.
     victim = pods(kube, "worker")[0]
     kube.kubectl("delete", "pod", victim, seconds=120)
-    until(one_of_each(kube, 2, {victim}), 120)
+    until(one_of_each(kube, 3, {victim}), 120)
     old = head(kube)
     kube.kubectl("delete", "pod", old, seconds=120)
-    until(one_of_each(kube, 2, {old}), 180)
+    until(one_of_each(kube, 3, {old}), 180)
     everyone = {*pods(kube, "head"), *pods(kube, "worker")}
     kube.kubectl("delete", "pods", "--all", seconds=180)
-    until(one_of_each(kube, 2, everyone), 180)
+    until(one_of_each(kube, 3, everyone), 180)
 
     restart_containerd(kube, outage)
-    # A program by `kubectl cp` and `kubectl exec`, one in a remote shell, one typed in, one as a Job.
+    # A program by `kubectl cp` and `kubectl exec`, one in a remote shell, one in IPython, both as Jobs.
     example = tmp_path / "example.py"
-    example.write_text(of_page("python").replace("range(100)", "range(20)"))
+    example.write_text(of_page("python"))
     kube.kubectl("cp", str(example), f"{head(kube)}:example.py")
-    assert "Success!" in kube.kubectl("exec", head(kube), "--", "python", "example.py", seconds=180)
-    shell = kube.kubectl("exec", "-i", head(kube), "--", "bash", text="python example.py\n", seconds=180)
-    assert "Success!" in shell
-    assert "Success!" in kube.kubectl("exec", "-i", head(kube), "--", "python", text=TYPED, seconds=180)
-    run_as_job(kube, example)
+    printed = kube.kubectl("exec", head(kube), "--", "python", "example.py", seconds=180)
+    assert "Success!" in printed and printed.count("Counter({") == 10, printed
+    use_remote_shell(kube, of_page("ipython"))
+    typed = kube.kubectl("exec", "-i", head(kube), "--", "ipython", text=of_page("ipython"), seconds=180)
+    assert "Wall time" in typed and "Counter({" in typed, typed
+    assert [workers_seen_from(kube, pod, "ray") for pod in (head(kube), *pods(kube, "worker"))] == [3, 3, 3, 3]
+    run_as_job(kube, of_page("python"), tmp_path, "Success!")
+    run_as_job(kube, of_page("ipython"), tmp_path, "Wall time")
 
     kube.kubectl("delete", "-f", str(file), seconds=120)
     until(lambda: not ours(kube), 90)
@@ -158,8 +170,13 @@ if __name__ == "__main__":
         print("result", sum(client.gather(client.map(lambda number: number * number, range(10)))))
 """
 MARS = """
-import json, sys, urllib.request
-nodes = json.load(urllib.request.urlopen(sys.argv[1] + "/api/cluster/nodes?role=1"))["nodes"]
+import json, os, sys, urllib.request
+token = {"Authorization": "Bearer " + open(os.environ["OARS_TOKEN_FILE"]).read()}
+request = urllib.request.Request(sys.argv[1] + "/api/cluster/nodes?role=1", headers=token)
+nodes = json.load(urllib.request.urlopen(request))["nodes"]
+def add_token(request):
+    request.headers.update(token)  # needed outside of the pods only
+    return request
 if len(nodes) == int(sys.argv[2]):
     import PACKAGE.tensor as mt, PACKAGE as package
     package.new_session(sys.argv[1], default=True)
@@ -208,11 +225,14 @@ class Outside:
             tls = "DASK_DISTRIBUTED__COMM__TLS__"
             files = {"CA_FILE": "ca.pem", "CLIENT__CERT": "cert.pem", "CLIENT__KEY": "key.pem"}
             self._env |= {f"{tls}{key}": str(manifests.parent / name) for key, name in files.items()}
+        else:
+            self._env["OARS_TOKEN_FILE"] = str(manifests.parent / "token")
 
     def gets_it_from(self, workers: int) -> bool:
         """Whether the program has the right result by now: while members come back one by one, it may also fail."""
         try:
-            words = [self._python, "-c", self._case.program, self._address(), str(workers)]
+            program = self._case.program.replace("default=True", "default=True, request_rewriter=add_token")
+            words = [self._python, "-c", program, self._address(), str(workers)]
             done = subprocess.run(
                 words, env=self._env, cwd="/", capture_output=True, text=True, timeout=60, check=False
             )
@@ -254,6 +274,7 @@ def test_rendered_cluster_runs_without_oars(kube: Kube, tmp_path: Path, outage: 
     assert f"result {case.result}" in run_in_head(kube, case.program, case.inside, "1"), (
         "a worker whose pod is ready has joined"
     )
+    assert [workers_seen_from(kube, pod, case.image) for pod in (head(kube), *pods(kube, "worker"))] == [1, 1]
     client = Outside(kube, case, file)
     assert client.gets_it_from(1)
     change_replicas(kube, file, 2)

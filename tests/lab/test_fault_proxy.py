@@ -12,7 +12,7 @@ import pytest
 from lab.api import Api, ApiError, connect
 from lab.errors import LabError
 from lab.faultproxy import FaultProxy, running
-from lab.faults import Answer, Delay, Drop, EndWatch, Rule, Script, Stale, die_after
+from lab.faults import Answer, Delay, DieOnChange, Drop, EndWatch, Rule, Script, Stale, die_after
 from lab.kube import Kube
 from lab.run import run
 from lab.wait import until
@@ -95,6 +95,28 @@ def test_client_can_die_at_every_write(kube_api: Kube, fault_proxy: Start, write
     assert len(proxy.writes) == write
     proxy.revive()
     mortal.get(kube_api.path("configmaps"))
+
+
+def test_client_dies_after_each_change_and_not_after_other_writes(kube_api: Kube, fault_proxy: Start) -> None:
+    proxy = fault_proxy([Rule(DieOnChange(), verb="write")])
+    mortal, path = client(proxy), f"{kube_api.path('configmaps')}/a"
+
+    def dies(act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except ApiError:
+            assert proxy.dead
+        is_dead = proxy.dead
+        proxy.revive()
+        return is_dead
+
+    assert dies(lambda: mortal.create(kube_api.path("configmaps"), config_map("a")))
+    assert dies(lambda: mortal.patch(path, {"data": {"a": "2"}}))
+    assert not dies(lambda: mortal.patch(path, {"data": {"a": "2"}}))
+    assert kube_api.api.get(path)["data"] == {"a": "2"}
+    assert dies(lambda: mortal.delete(path))
+    assert names(kube_api) == set()
+    assert [request.verb for request in proxy.deaths] == ["create", "patch", "delete"]
 
 
 class SlowServer(ThreadingHTTPServer):

@@ -85,7 +85,7 @@ def test_life_cycle_from_up_to_down() -> None:
     assert "oars shell demo" in up.stderr
     found = status("demo")
     fields = ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members"]
-    assert list(found) == [*fields, "mode", "namespace"]
+    assert list(found) == [*fields, "mode", "namespace", "expires", "host", "created"]
     assert found["groups"] == [{"name": "default", "wanted": 2, "ready": 2}]
     assert [member["id"] for member in found["members"]] == ["head", "worker-0", "worker-1"]
     assert set(found["members"][0]) == {"id", "role", "group", "phase", "address", "pid", "reason"}
@@ -159,7 +159,7 @@ def test_down_stops_several_clusters_and_reports_missing_ones() -> None:
         oars("up", name, *TOY, "-q", "--workers", "1")
     done = oars("down", "one", "nix", "two", "-o", "name", code=3)
     assert done.stdout.split() == ["one", "two"]
-    assert "There is no cluster 'nix'." in done.stderr
+    assert "There is no cluster 'nix' on this machine." in done.stderr
     assert oars("ls", "-o", "name").stdout == ""
 
 
@@ -210,11 +210,11 @@ def test_signal_during_creation_removes_the_cluster(
 
 BAD = [
     (["--engine", "tyo"], 2, "There is no engine 'tyo'. Did you mean 'toy'?"),
-    ([*TOY, "--workers", "-1"], 2, "spec.workers[0].replicas must be at least 0, not -1."),
+    ([*TOY, "--workers", "-1"], 2, "Invalid value for '--workers': -1 is not in the range x>=0."),
     ([*TOY, "--workers", "1000000"], 2, "spec.workers[0].replicas must be at most"),
     ([*TOY, "--cpu", "0"], 2, "'0' processors: must be more than 0"),
     ([*TOY, "--memory", "12"], 2, "(is the unit missing?)"),
-    ([*TOY, "--memory", "900Ti"], 2, "but this machine has only"),
+    ([*TOY, "--memory", "900Ti"], 2, "can be used here"),
     ([*TOY, "--place", "moon"], 2, "There is no place 'moon'"),
     ([*TOY, "--set", "head.cpux=1"], 2, "--set head.cpux=1: spec.head.cpux is not a known field; did you mean 'cpu'?"),
     ([*TOY, "--set", "nonsense"], 2, "expected path=value"),
@@ -283,13 +283,26 @@ def test_run_forwards_arguments_output_and_exit_code(script: Callable[[str], str
         "print('to stderr', file=sys.stderr)\n"
         "sys.exit(int(sys.argv[1]))\n"
     )
-    done = oars("run", "--workers", "2", *TOY, path, "7", "--workers", "9", code=7)
+    done = oars("run", "--workers", "2", path, *TOY, "7", "--", "--workers", "9", code=7)
     assert done.stdout == "\x00raw\n['worker-0', 'worker-1'] ['7', '--workers', '9'] toy\n"
     assert "to stderr\n" in done.stderr
     done = oars("run", path, *TOY, "--workers", "1", "-q", "0", "--", "--engine")
     assert done.stdout.splitlines()[1] == "['worker-0'] ['0', '--engine'] toy"
     assert done.stderr == "to stderr\n"
     assert oars("ls", "-o", "name").stdout == ""
+
+
+def test_run_of_a_module_and_in_a_running_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package/train.py").write_text("import sys, oars\nprint(len(oars.connect().workers()), sys.argv[1:])\n")
+    monkeypatch.chdir(tmp_path)
+    done = oars("run", "-q", "-m", "package.train", *TOY, "--workers", "2", "--epochs", "3", "--name", "demo")
+    assert done.stdout == "2 ['--epochs', '3']\n"
+    oars("up", "demo", *TOY, "-q")
+    refused = oars("run", "-q", "-m", "package.train", *TOY, "--name", "demo", "a b", code=1).stderr
+    assert "Run it there with `oars exec demo -- python -m package.train 'a b'`." in refused
+    assert oars("exec", "demo", "--", "python", "-m", "package.train", "a b").stdout == "1 ['a b']\n"
+    oars("down", "demo", "-q")
 
 
 def test_run_forwards_stdin_and_signals(script: Callable[[str], str]) -> None:
@@ -321,6 +334,25 @@ def test_killed_run_leaves_nothing_behind(script: Callable[[str], str], own_stat
     until(lambda: not alive(pid) and not list(own_state.glob("clusters/*")))
 
 
+def test_shell_has_the_cluster(demo: str) -> None:
+    assert oars("shell", demo, text="cluster.scale(3); print(cluster.name, cluster.wait(3).ready)").stdout == "demo 3\n"
+
+
+def test_watched_list_shows_a_cluster_that_starts_and_stops() -> None:
+    watching = begin("ls", "-w", "--interval", "0.1", "-o", "json")
+    assert watching.stdout is not None
+    try:
+        oars("up", "demo", *TOY, "--workers", "1", "-q")
+        oars("down", "demo", "-q")
+        seen: list[dict[str, Any]] = []
+        while not seen or seen[-1]["phase"] != "Stopped":
+            seen.append(json.loads(watching.stdout.readline()))
+        assert {each["name"] for each in seen} == {"demo"} and "Ready" in {each["phase"] for each in seen}
+    finally:
+        watching.terminate()
+        watching.communicate(timeout=SECONDS)
+
+
 def test_shell_and_exec(demo: str) -> None:
     assert oars("shell", demo, text="print(len(client.workers()))").stdout == "2\n"
     assert oars("shell", demo, text="import sys; sys.exit(5)", code=5).stdout == ""
@@ -335,6 +367,9 @@ def test_logs_of_all_and_of_one_member(demo: str) -> None:
     assert "[head] toy head starts" in lines
     assert "[worker-1] toy worker worker-1 starts" in lines
     assert oars("logs", demo, "worker-1").stdout == "toy worker worker-1 starts\n"
+    assert oars("logs", demo, "worker-1", "--since", "1h").stdout == "toy worker worker-1 starts\n"
+    time.sleep(0.1)
+    assert oars("logs", demo, "--since", "0").stdout == ""
     assert len(oars("logs", demo, "--tail", "1").stdout.splitlines()) == 3
     assert json.loads(oars("logs", demo, "worker-0", "-o", "json").stdout)["member"] == "worker-0"
     assert "Did you mean 'worker-1'?" in oars("logs", demo, "worker1", code=3).stderr

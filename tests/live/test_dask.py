@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
+import distributed
 import pytest
 
 from oars import Cluster
+from oars.base.settings import Settings
+from oars.places.local.store import Store
 from oars.spec.load import build
+from oars.spec.resources import show_memory
 from oars.testing.driver import DriverProgram, run_driver
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
@@ -209,37 +213,6 @@ print("right:", numpy.allclose(total, (y + 1).sum(axis=1)), flush=True)
             until(lambda: len(members(cluster)) == 3)
 
 
-class TestHeadLost:
-    def test_executor_fails_pending_calls_and_works_after_a_head_loss(self) -> None:
-        source = """
-import time, oars
-from oars.base.errors import ClusterLost
-if __name__ == "__main__":
-    with oars.executor() as ex:
-        ex.submit(abs, -1).result(60)
-        running = ex.submit(time.sleep, 600)
-        several = ex.map(time.sleep, [600, 600])
-        print("started", flush=True)
-        try:
-            running.result(60)
-        except ClusterLost as error:
-            print("lost:", error, flush=True)
-        try:
-            next(several)
-        except ClusterLost:
-            print("lost too", flush=True)
-        print("again:", ex.submit(pow, 2, 3).result(90), flush=True)
-"""
-        with dask(1) as cluster, DriverProgram(cluster, source) as driver:
-            driver.expect("started")
-            pid = next(member.pid for member in cluster.members() if member.id == "head")
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            assert cluster.name in driver.expect("lost:", 60)
-            driver.expect("lost too", 60)
-            assert driver.expect("again:", 90).endswith("8")
-
-
 class TestWorkers:
     def test_forked_workers_draw_different_random_numbers(self) -> None:
         source = program("""
@@ -307,7 +280,7 @@ from distributed.core import rpc
 async def knock(protocol):
     try:
         await asyncio.wait_for(rpc(address.replace("tls", protocol)).identity(), 5)
-        return "let in"
+        return "admitted"
     except (OSError, TypeError, asyncio.TimeoutError):
         return "refused"
 print("strangers:", asyncio.run(knock("tls")), asyncio.run(knock("tcp")))
@@ -327,3 +300,79 @@ def test_logs_of_a_successful_start_contain_no_warnings() -> None:
         text = cluster.logs()
         assert "Registered to" in text
         assert not [line for line in text.splitlines() if "WARNING" in line or "ERROR" in line or "Traceback" in line]
+
+
+class TestVersions:
+    def test_patch_release_of_python_prints_no_table(self) -> None:
+        """A client of another patch release: no warning. Of another minor one: Dask's table, as ever."""
+        source = """
+import warnings
+from distributed import Client, versions
+info = versions.get_package_info
+def connect(python):
+    versions.get_package_info = lambda packages: {**info(packages), "python": python}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Client() as client:
+            assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+    return [each for each in caught if issubclass(each.category, versions.VersionMismatchWarning)]
+if __name__ == "__main__":
+    print("patch", len(connect("3.11.99.final.0")), flush=True)
+    print("minor", len(connect("3.9.1.final.0")), flush=True)
+"""
+        with dask(1) as cluster:
+            assert [line for line in run_driver(cluster, source) if line.startswith(("patch", "minor"))] == [
+                "patch 0",
+                "minor 1",
+            ]
+
+    def test_dask_dataframe_works_with_what_the_extra_installs(self) -> None:
+        source = """
+from distributed import Client
+import pandas as pd
+import dask.dataframe as dd
+if __name__ == "__main__":
+    with Client():
+        frame = dd.from_pandas(pd.DataFrame({"key": list("aab"), "value": [1, 2, 3]}), npartitions=2)
+        print("sums", frame.groupby("key").value.sum().compute().to_dict())
+"""
+        with dask(1) as cluster:
+            assert "sums {'a': 3, 'b': 3}" in run_driver(cluster, source)
+
+
+class TestHabits:
+    """What users of Dask's own clusters type."""
+
+    def test_dask_s_client_takes_the_cluster(self) -> None:
+        with dask(1) as cluster:
+            with distributed.Client(cluster, timeout=60) as client:
+                assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+                assert client.dashboard_link == cluster.dashboard_link
+                assert cluster.name in client._repr_html_()
+            assert cluster.scheduler_address == cluster.address
+            assert cluster.get_client().submit(sum, [3, 4]).result(timeout=60) == 7
+            assert cluster.status().ready == 1, "closing a client does not stop the cluster"
+
+    def test_repr_and_card_are_true_after_scale(self) -> None:
+        with Cluster("dask", workers=2, timeout="120s") as cluster:
+            share = cluster._cluster._spec.workers[0].memory
+            assert share is not None
+            assert f"Ready, workers 2/2, memory {show_memory(2 * share)}>" in repr(cluster)
+            cluster.scale(3)
+            assert "workers 2/3" in repr(cluster) or "workers 3/3" in repr(cluster)
+            cluster.wait(3)
+            assert f"Ready, workers 3/3, memory {show_memory(3 * share)}>" in repr(cluster)
+            assert cluster.dashboard_link in cluster._repr_html_()
+            other = Cluster.attach(cluster.name)
+            assert repr(other) == repr(cluster)
+            other.close()
+        assert "Stopped, workers 0/3, memory 0" in repr(cluster)
+
+    def test_client_warns_and_closes_when_its_cluster_object_is_collected(self) -> None:
+        with pytest.warns(RuntimeWarning, match="nothing refers to the Cluster object any more"):
+            client = Cluster("dask", workers=1, timeout="120s").client()
+            gc.collect()
+        until(lambda: client.status == "closed")
+        with pytest.raises(distributed.client.ClosedClientError, match="closed"):
+            client.submit(sum, [1, 2])
+        until(lambda: not Store(Settings.from_environ(os.environ).state_dir).names())

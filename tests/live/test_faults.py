@@ -21,7 +21,7 @@ import pytest
 
 from oars import Cluster
 from oars.base import codec
-from oars.base.errors import NameInUse, NotFound, OarsError, StartFailed
+from oars.base.errors import NameInUse, NotFound, OarsError, OtherHost, StartFailed
 from oars.places.local import process
 from oars.places.local.store import ClusterDir
 from oars.places.process.ledger import read_ledger, write_json, write_ledger
@@ -132,6 +132,20 @@ class TestHealing:
         assert caught.value.exit_code == 4
         assert "0 of 1 workers ready" in caught.value.message and "worker-0" in caught.value.message
         assert any("toy worker worker-0 starts" in line for line in caught.value.details)
+
+
+def test_cluster_made_in_a_task_does_not_belong_to_the_outer_cluster(
+    directory: ClusterDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the outer cluster kills its keeper together with the worker that ran the task."""
+    outer = {process.MARK: "outer", process.MEMBER: "worker-0:1", process.TAG: "outer-1", process.CLUSTER: "/outer"}
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    with Cluster("toy", workers=1, name="demo", timeout="60s") as cluster:
+        for pid in (keeper_pid(directory), *filter(None, pids(cluster).values())):
+            found = process.environment_of(pid)
+            assert not set(outer.items()) & set(found.items()) and found[process.CLUSTER] == str(directory.path)
+        assert not process.marked("outer") and not process.marked("/outer", process.CLUSTER)
 
 
 def test_user_values_are_not_expanded_as_templates() -> None:
@@ -269,6 +283,37 @@ class TestKeeper:
             stranger.kill()
             stranger.wait()
 
+    @pytest.mark.parametrize("known", [True, False], ids=["another machine", "like this one before a reboot"])
+    def test_running_cluster_of_another_host_is_not_touched(
+        self, toy: Cluster, directory: ClusterDir, known: bool
+    ) -> None:
+        """As a host sees it that shares the home directory."""
+        before, keeper, record = pids(toy), keeper_pid(directory), directory.read()
+        host = replace(record.host, boot="another-boot")
+        if known:
+            host = replace(host, name="login-2", machine="another-machine")
+        write_json(directory.record_file, codec.dump(replace(record, host=host)))
+        assert toy.status().reason == "OtherHost"
+        for change in (toy.stop, lambda: toy.scale(1), lambda: Cluster("toy", name="demo", timeout="20s")):
+            with pytest.raises((OtherHost, NameInUse)):
+                change()
+        assert keeper_pid(directory) == keeper and all(process.start_of(pid) for pid in before.values() if pid)
+        write_json(directory.record_file, codec.dump(record))
+        assert pids(toy) == before
+
+    def test_running_cluster_is_not_touched_from_another_process_namespace(
+        self, toy: Cluster, directory: ClusterDir
+    ) -> None:
+        """As from a container that has the same home directory: it does not see the processes."""
+        before, keeper = pids(toy), keeper_pid(directory)
+        oars = ["unshare", "--pid", "--fork", "--mount-proc", str(Path(sys.executable).with_name("oars"))]
+        listed = subprocess.run([*oars, "ls", "-o", "json", "--place", "local"], capture_output=True, timeout=60)
+        assert [each["reason"] for each in json.loads(listed.stdout)] == ["OtherHost"], listed.stderr
+        for command in (["down", "demo"], ["scale", "demo", "1"], ["up", "demo", "--engine", "toy"]):
+            refused = subprocess.run([*oars, *command], capture_output=True, text=True, timeout=60)
+            assert refused.returncode == 1 and "another host or container named" in refused.stderr
+        assert keeper_pid(directory) == keeper and pids(toy) == before
+
     def test_reused_pid_is_not_taken_for_a_member(self, toy: Cluster, directory: ClusterDir) -> None:
         """The same within one boot: another process has the pid of a dead worker."""
         first, victim = keeper_pid(directory), pids(toy)["worker-0"]
@@ -319,11 +364,10 @@ def test_cluster_with_an_unreadable_record_can_be_stopped(
 
 def test_keeper_leaves_the_directory_to_the_cluster_that_took_it(own_state: Path) -> None:
     first = Cluster("toy", workers=1, name="demo", timeout="60s")
-    members = pids(first)
+    everyone = [keeper_pid(ClusterDir(own_state / "clusters/demo")), *filter(None, pids(first).values())]
     shutil.rmtree(own_state / "clusters/demo")
     with Cluster("toy", workers=1, name="demo", timeout="60s") as second:
-        until(lambda: not any(process.start_of(pid) for pid in members.values() if pid))
-        time.sleep(1)  # longer than the first keeper needs to end
+        until(lambda: not any(map(process.start_of, everyone)))
         assert second.wait(timeout="60s").phase is Phase.READY
     first.close()
 
@@ -402,6 +446,31 @@ class TestDisk:
             until(lambda: not processes(small / "state"))
             subprocess.run(["umount", str(small)], check=True)
 
+    def test_disk_that_fills_up_is_reported_and_healing_goes_on_when_there_is_space(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        small = tmp_path / "small"
+        small.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True)
+        try:
+            monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
+            with Cluster("toy", workers=2, name="demo", timeout="60s") as cluster:
+                keeper, before = keeper_pid(ClusterDir(small / "state/clusters/demo")), pids(cluster)
+                with suppress(OSError), (small / "filler").open("wb", 0) as filler:
+                    while True:
+                        filler.write(b"x" * 4096)
+                kill(before["worker-0"])
+                until(lambda: "No space left" in cluster.status().message)
+                assert cluster.status().phase is not Phase.READY
+                (small / "filler").unlink()
+                cluster.wait(timeout="90s")
+                assert pids(cluster)["worker-0"] not in (None, before["worker-0"])
+                assert pids(cluster)["worker-1"] == before["worker-1"]
+                assert keeper_pid(ClusterDir(small / "state/clusters/demo")) == keeper, "it was not replaced"
+        finally:
+            until(lambda: not processes(small / "state"))
+            subprocess.run(["umount", str(small)], check=True)
+
     def test_full_disk_is_reported_and_leaves_nothing_behind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -443,13 +512,14 @@ def _spec(data: dict[str, object]) -> ClusterSpec:
 
 
 def _pretend_reboot(directory: ClusterDir, stranger: int, cluster: Cluster) -> None:
-    """Kill all members, then write another boot and another process's pid into the ledger."""
+    """Kill all processes, then write an earlier boot of this host into the record, and another process's pid into the
+    ledger."""
     os.kill(keeper_pid(directory), signal.SIGKILL)
     for pid in pids_without_keeper(directory):
         with suppress(ProcessLookupError):  # a zygote ends with its keeper
             os.kill(pid, signal.SIGKILL)
     record = directory.read()
-    write_json(directory.record_file, codec.dump(replace(record, boot="an-earlier-boot")))
+    write_json(directory.record_file, codec.dump(replace(record, host=replace(record.host, boot="an-earlier-boot"))))
     book = json.loads(directory.ledger_file.read_text())
     for entry in book["entries"].values():
         entry["pid"], entry["boot"] = stranger, "an-earlier-boot"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from oars import Cluster
-from oars.places.local.process import all_pids, environment_of, session_of
+from oars.places.local.process import all_pids, environment_of
 from oars.spec.load import build
 from oars.testing.driver import DriverProgram, run_driver
 
@@ -192,40 +192,6 @@ print("used:", len(set(run(where))), flush=True)
 
 
 class TestLosses:
-    @both
-    def test_executor_reports_a_lost_worker_and_head_and_works_again(self, distribution: str) -> None:
-        source = """
-import os, tempfile, time, oars
-from oars.base.errors import ClusterLost
-def nap(path):
-    open(path, "w").close()
-    time.sleep(600)
-with oars.executor() as ex, tempfile.TemporaryDirectory() as directory:
-    def fails(future):
-        try: future.result(60)
-        except ClusterLost as error: return str(error).splitlines()[0]
-    ex.submit(abs, -1).result(60)
-    for round in range(2):
-        paths = [f"{directory}/{round}-{n}" for n in range(2)]
-        running = [ex.submit(nap, path) for path in paths]
-        while not any(map(os.path.exists, paths)): time.sleep(0.05)
-        print("started", flush=True)
-        print("lost:", fails(running[0]), flush=True)
-        print("lost too:", fails(running[1]), flush=True)
-        print("again:", ex.submit(pow, 2, 3).result(120), flush=True)
-"""
-        with mars(1, distribution) as cluster, DriverProgram(cluster, source) as driver:
-            driver.expect("started")
-            time.sleep(5)  # Mars gives no sign when the second call is in its queue
-            os.kill(members(cluster)["worker-0"], signal.SIGKILL)
-            driver.expect("lost: Mars could not finish", 90)
-            driver.expect("again: 8", 150)
-            driver.expect("started")
-            time.sleep(5)
-            os.kill(members(cluster)["head"], signal.SIGKILL)
-            assert cluster.name in driver.expect("lost: The supervisor of the Mars cluster", 90)
-            driver.expect("again: 8", 150)
-
     def test_work_succeeds_once_the_cluster_is_ready_again(self) -> None:
         source = CONNECT + "input()\nprint('sum:', run(mt.ones((900, 900), chunk_size=300).sum()), flush=True)\n"
         with mars(2) as cluster, DriverProgram(cluster, source) as driver:
@@ -262,6 +228,16 @@ with oars.executor() as ex, tempfile.TemporaryDirectory() as directory:
             until(lambda: cluster.status().ready == 1, 90)
             assert "sum 4.0" in run_driver(cluster, CONNECT + "print('sum', run(mt.ones((2, 2)).sum()))")
 
+    def test_worker_that_hangs_is_replaced(self, impatient: None) -> None:
+        with mars(2) as cluster:
+            before = members(cluster)
+            for pid in session(before["worker-0"]):
+                send(pid, signal.SIGSTOP)
+            until(lambda: any(cause.reason == "NotJoined" for cause in cluster.why()), 90)
+            until(lambda: members(cluster).get("worker-0", 0) not in (0, before["worker-0"]), 90)
+            cluster.wait(timeout="90s")
+            assert members(cluster)["worker-1"] == before["worker-1"]
+
     def test_killed_worker_leaves_no_shared_memory(self) -> None:
         source = (
             CONNECT
@@ -286,8 +262,11 @@ def used_process(cluster: Cluster) -> int:
 
 def silence(cluster: Cluster) -> float:
     """Return the seconds since Mars last heard from a worker."""
-    with urllib.request.urlopen(cluster.driver().env["OARS_ADDRESS"] + "/api/oars/nodes", timeout=10) as page:
-        nodes = json.load(page).values()
+    env = cluster.driver().env
+    token = {"Authorization": f"Bearer {Path(env['OARS_TOKEN_FILE']).read_text()}"}
+    request = urllib.request.Request(env["OARS_ADDRESS"] + "/api/oars/nodes", headers=token)
+    with urllib.request.urlopen(request, timeout=10) as page:
+        nodes = json.load(page)["nodes"].values()
     return max(float(node["age"]) for node in nodes if node["identity"].startswith("worker-"))
 
 
@@ -298,6 +277,13 @@ def send(pid: int, number: signal.Signals) -> None:
 
 def session(leader: int) -> list[int]:
     return [pid for pid in all_pids() if session_of(pid) == leader and environment_of(pid)]
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 class TestMembers:
@@ -333,7 +319,9 @@ class TestMembers:
         ]
         source = """
 import json, os, urllib.request
-page = os.environ["OARS_ADDRESS"] + "/api/cluster/nodes?role=1&resource=1&detail=1"
+token = {"Authorization": "Bearer " + open(os.environ["OARS_TOKEN_FILE"]).read()}
+url = os.environ["OARS_ADDRESS"] + "/api/cluster/nodes?role=1&resource=1&detail=1"
+page = urllib.request.Request(url, headers=token)
 for node in json.load(urllib.request.urlopen(page))["nodes"].values():
     band, quota = node["resource"]["numa-0"], node["detail"]["quota"]["numa-0"]
     print("node", band["cpu_total"], band["memory_total"] >> 20, round(quota["quota_size"] / band["memory_total"], 2))

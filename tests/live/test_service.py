@@ -23,7 +23,7 @@ def test_life_of_a_cluster_through_the_service() -> None:
         assert (created.phase, created.ready) == (Phase.READY, 2) and progress
         with pytest.raises(NameInUse):
             await service.create("demo", spec, timeout=60)
-        assert [status.name for status in (await service.list()).statuses] == ["demo"]
+        assert [status.name for status in (await service.list()).clusters] == ["demo"]
         assert (await service.get("demo")).causes == ()
 
         assert await service.diff("demo", spec) == []
@@ -61,7 +61,7 @@ def test_life_of_a_cluster_through_the_service() -> None:
         await watching
         assert phases[0] is Phase.READY and phases[-1] in (Phase.STOPPING, Phase.STOPPED)
         assert any(line.startswith("toy head") for line in await following)
-        assert (await service.list()).statuses == []
+        assert (await service.list()).clusters == []
 
     asyncio.run(asyncio.wait_for(life(), 120))
 

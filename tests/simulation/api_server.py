@@ -7,16 +7,19 @@ random numbers.
 from __future__ import annotations
 
 import asyncio
+import marshal
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, TypeVar
 
 from oars.kube.client import Listing
 from oars.kube.errors import ApiError, Unreachable
 from oars.kube.kinds import Kind, Object, kind_of
+from oars.places.kube import names
 from tests.simulation.virtual_time import Clock
 
 T = TypeVar("T")
@@ -32,6 +35,16 @@ def copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [copied(each) for each in value]
     return value
+
+
+def sent(value: Any) -> Any:
+    """A deep copy of what is stored, which is plain data without tuples; faster than `copied`."""
+    return marshal.loads(marshal.dumps(value))
+
+
+def cluster_of(obj: Object) -> str:
+    """The cluster that the object's label names."""
+    return str((obj.get("metadata", {}).get("labels") or {}).get(names.CLUSTER, ""))
 
 
 def merged(target: Any, patch: Any) -> Any:
@@ -79,14 +92,29 @@ class ApiServer:
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
     _applied: dict[str, Object] = field(default_factory=dict)  # by uid: what the manager "oars" applied last
     _created: int = 0
+    _by_plural: dict[str, dict[Key, Object]] = field(default_factory=dict)
+    _by_owner: dict[str, dict[Key, None]] = field(default_factory=dict)
+    _by_cluster: dict[tuple[str, str], dict[Key, Object]] = field(default_factory=dict)  # by plural and label
+    _by_uid: dict[str, Object] = field(default_factory=dict)
 
     def stamp(self) -> str:
         return datetime.fromtimestamp(self.clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def find(self, plural: str, namespace: str = "") -> Iterator[Object]:
-        for (kind, where, _), obj in list(self.objects.items()):
-            if kind == plural and namespace in ("", where):
+        for key, obj in list(self._by_plural.get(plural, {}).items()):
+            if namespace in ("", key[1]):
                 yield obj
+
+    def labelled(self, plural: str, cluster: str) -> list[Object]:
+        """The objects with this cluster's label."""
+        return list(self._by_cluster.get((plural, cluster), {}).values())
+
+    def with_uid(self, uid: str) -> Object | None:
+        return self._by_uid.get(uid)
+
+    def owned(self, plural: str, uid: str) -> list[Object]:
+        """The objects with this owner."""
+        return [self.objects[key] for key in self._by_owner.get(uid, ()) if key[0] == plural]
 
     def get(self, key: Key) -> Object:
         if key not in self.objects:
@@ -99,7 +127,7 @@ class ApiServer:
         if key in self.objects:
             raise ApiError(409, {"reason": "AlreadyExists", "message": f'{plural} "{key[2]}" already exists'})
         self._created += 1
-        obj = copied(obj)
+        obj = {**obj, "metadata": dict(metadata)}
         obj["metadata"] |= {"uid": f"uid-{self._created}", "creationTimestamp": self.stamp(), "generation": 1}
         obj["metadata"].pop("resourceVersion", None)
         if plural in DEFAULTS and "spec" in obj:
@@ -128,6 +156,8 @@ class ApiServer:
         metadata = obj["metadata"]
         key = (plural, metadata.get("namespace", ""), metadata["name"])
         if key not in self.objects:
+            if "uid" in metadata:
+                raise ApiError(409, {"reason": "Conflict", "message": "uid mismatch: no existing object was found"})
             found = self.create(plural, obj)
         else:
             before = self.objects[key]
@@ -150,6 +180,11 @@ class ApiServer:
 
     def remove(self, key: Key) -> None:
         obj = self.objects.pop(key)
+        del self._by_plural[key[0]][key]
+        del self._by_uid[obj["metadata"]["uid"]]
+        self._by_cluster.get((key[0], cluster_of(obj)), {}).pop(key, None)
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            self._by_owner.get(owner["uid"], {}).pop(key, None)
         self._applied.pop(obj["metadata"]["uid"], None)
         self._publish("DELETED", key, obj)
 
@@ -161,7 +196,13 @@ class ApiServer:
 
     def _store(self, event: str, key: Key, obj: Object) -> Object:
         obj = copied(obj)
-        self.objects[key] = obj
+        if cluster_of(before := self.objects.get(key, {})) != (cluster := cluster_of(obj)):
+            self._by_cluster.get((key[0], cluster_of(before)), {}).pop(key, None)
+        self._by_cluster.setdefault((key[0], cluster), {})[key] = obj
+        self.objects[key] = self._by_plural.setdefault(key[0], {})[key] = obj
+        self._by_uid[obj["metadata"]["uid"]] = obj
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            self._by_owner.setdefault(owner["uid"], {})[key] = None
         self._publish(event, key, obj)
         return obj
 
@@ -204,6 +245,7 @@ class Process:
     on_death: Callable[[], object] = lambda: None
     writes: int = 0
     dead: bool = False
+    paused_until: float = 0.0
 
 
 @dataclass
@@ -215,6 +257,7 @@ class Connection:
     _log: Callable[[str], None]
     process: Process
     check: Callable[[], None] = lambda: None
+    wrote: Callable[[str], None] = lambda name: None  # called with the writer of anything but a Lease
 
     def guarded(self, check: Callable[[], None]) -> Connection:
         return replace(self, check=check)
@@ -226,7 +269,7 @@ class Connection:
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         await self._travel()
-        found: Object = copied(self._server.get((kind.plural, namespace or "", name)))
+        found: Object = sent(self._server.get((kind.plural, namespace or "", name)))
         return found
 
     async def list(
@@ -234,7 +277,7 @@ class Connection:
     ) -> Listing:
         await self._travel()
         found = [
-            copied(each)
+            sent(each)
             for each in self._server.find(kind.plural, namespace or "")
             if _matches(each, labels) and _has_fields(each, fields)
         ]
@@ -244,39 +287,41 @@ class Connection:
         self, kind: Kind, namespace: str | None = None, *, resource_version: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[tuple[str, Object]]:
         await self._travel()
-        server, version = self._server, int(resource_version)
-        arrived = asyncio.Event()
-        listener = lambda event: arrived.set()  # noqa: E731
-        server.listeners.append(listener)
+        server, arrived, pending = self._server, asyncio.Event(), deque[Event]()
+
+        def notice(event: Event) -> None:
+            if event.key[0] == kind.plural and namespace in (None, event.key[1]) and _matches(event.object, labels):
+                pending.append(event)
+                arrived.set()
+
+        missed = server.version - int(resource_version)
+        for event in islice(server.events, max(0, len(server.events) - missed), None):
+            notice(event)
+        server.listeners.append(notice)
         ends = server.clock.now + server.random.uniform(300, 600)
         try:
             while server.clock.now < ends:
-                if server.random.random() < self._faults.expired_watch or (
-                    version < server.version and server.events and server.events[0].version > version + 1
-                    and len(server.events) == KEEP_EVENTS
-                ):  # fmt: skip
+                is_compacted = missed > KEEP_EVENTS or len(pending) > KEEP_EVENTS
+                if is_compacted or server.random.random() < self._faults.expired_watch:
                     raise ApiError(410, {"reason": "Expired", "message": "too old resource version"})
                 if server.random.random() < self._faults.broken_watch:
                     raise Unreachable("The connection was closed.", "")
-                for event in [each for each in server.events if each.version > version]:
-                    version = event.version
-                    if event.key[0] != kind.plural or namespace not in (None, event.key[1]):
-                        continue
-                    if not _matches(event.object, labels):
-                        continue
+                while pending:
+                    event = pending.popleft()
                     due = event.at + server.random.uniform(0, self._faults.watch_lag)
                     await asyncio.sleep(max(0.0, due - server.clock.now))
+                    await self._resume()
                     self._check_alive()
-                    yield event.type, copied(event.object)
+                    yield event.type, sent(event.object)
                 arrived.clear()
-                if version == server.version:
-                    try:
-                        async with asyncio.timeout(60):
-                            await arrived.wait()
-                    except TimeoutError:
-                        yield "BOOKMARK", {"metadata": {"resourceVersion": str(version)}}
+                version = server.version
+                try:
+                    async with asyncio.timeout(60):
+                        await arrived.wait()
+                except TimeoutError:
+                    yield "BOOKMARK", {"metadata": {"resourceVersion": str(version)}}
         finally:
-            server.listeners.remove(listener)
+            server.listeners.remove(notice)
 
     async def logs(self, name: str, namespace: str | None = None, **options: Any) -> AsyncIterator[str]:
         await self._travel()
@@ -344,7 +389,13 @@ class Connection:
         if self.process.dead:
             raise Killed
 
+    async def _resume(self) -> None:
+        """Return when the process is not suspended."""
+        while (seconds := self.process.paused_until - self._server.clock.now) > 0:  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(seconds)
+
     async def _travel(self) -> None:
+        await self._resume()
         self._check_alive()
         await asyncio.sleep(self._server.random.uniform(0.001, self._faults.slowest_reply))
         self._check_alive()
@@ -352,6 +403,7 @@ class Connection:
             raise ApiError(503, {"message": "the server is currently unable to handle the request"})
 
     async def _write(self, text: str, write: Callable[[], T]) -> T:
+        await self._resume()
         self.check()
         await self._travel()
         if self._server.random.random() < self._faults.lost_request:
@@ -359,13 +411,15 @@ class Connection:
             raise Unreachable("Timed out.", "")
         before = self._server.version
         try:
-            result: T = copied(write())
+            result: T = sent(write())
         except ApiError as error:
             self._log(f"{self.process.name}: {text} → {error.status}")
             raise
         if self._server.version > before:
             self.process.writes += 1
             self._log(f"{self.process.name}: {text}")
+            if " leases " not in text:
+                self.wrote(self.process.name)
         process = self.process
         if process.dies_after is not None and process.writes >= process.dies_after:
             process.dead = True
@@ -373,6 +427,7 @@ class Connection:
             process.on_death()
             raise Killed
         await asyncio.sleep(self._server.random.uniform(0.001, self._faults.slowest_reply))
+        await self._resume()
         self._check_alive()
         if self._server.random.random() < self._faults.lost_reply:
             self._log(f"{self.process.name}: {text} (reply lost)")

@@ -7,16 +7,18 @@ import asyncio
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from oars.kube.kinds import Object
 from oars.places.kube import names
-from tests.simulation.api_server import ApiServer, Event, Key, copied
+from tests.simulation.api_server import ApiServer, Event, Key, cluster_of, copied
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 GRACE = 2.0
+ROLLED_OUT = "its Deployment rolled out a new template"
 
 
 @dataclass
@@ -37,7 +39,12 @@ class Kubernetes:
     start_seconds: float = 2.0
     unready_since: dict[str, float] = field(default_factory=dict)  # pod uid → when its probe began to fail
     deaths: dict[str, str] = field(default_factory=dict)  # pod uid → "removed by its ReplicaSet", …
+    ended_at: dict[str, float] = field(default_factory=dict)  # pod uid → when its end began
+    secrets: dict[str, Object] = field(default_factory=dict)  # pod uid → the files with which its process started
     _queue: asyncio.Event = field(default_factory=asyncio.Event)
+    _digests: dict[tuple[str, int], str] = field(default_factory=dict)  # Deployment's uid and generation → digest
+    _dirty: set[str] = field(default_factory=set)  # clusters whose objects changed
+    _garbage: bool = False  # objects came or went
     _timers: set[str] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -47,15 +54,24 @@ class Kubernetes:
             await self._queue.wait()
             self._queue.clear()
             await asyncio.sleep(self.random.uniform(0.01, 0.2))
-            self._collect_garbage()
-            for deployment in list(self.server.find("deployments")):
-                self._reconcile_deployment(deployment)
-            for replica_set in list(self.server.find("replicasets")):
-                self._reconcile_replica_set(replica_set)
+            if self._garbage:
+                self._garbage = False
+                self._collect_garbage()
+            dirty, self._dirty = sorted(self._dirty), set()
+            for cluster in dirty:
+                for deployment in self.server.labelled("deployments", cluster):
+                    self._reconcile_deployment(deployment)
+                for replica_set in self.server.labelled("replicasets", cluster):
+                    self._reconcile_replica_set(replica_set)
             self._schedule()
 
     def _changed(self, event: Event) -> None:
-        if event.key[0] in ("deployments", "replicasets", "pods", "computeclusters"):
+        plural, _, name = event.key
+        if event.type != "MODIFIED":
+            self._garbage = True
+            self._queue.set()
+        if plural in ("deployments", "replicasets", "pods", "computeclusters"):
+            self._dirty.add(name if plural == "computeclusters" else cluster_of(event.object))
             self._queue.set()
 
     # Owners
@@ -72,24 +88,27 @@ class Kubernetes:
                     self.server.remove(key)
 
     def _owned(self, plural: str, owner: Object) -> list[Object]:
-        uid = owner["metadata"]["uid"]
-        return [
-            obj
-            for obj in self.server.find(plural, owner["metadata"]["namespace"])
-            if any(each["uid"] == uid for each in obj["metadata"].get("ownerReferences") or ())
-        ]
+        return self.server.owned(plural, owner["metadata"]["uid"])
+
+    def _digest(self, deployment: Object) -> str:
+        """The hash of the pod template."""
+        version = deployment["metadata"]["uid"], deployment["metadata"]["generation"]
+        if version not in self._digests:
+            text = json.dumps(deployment["spec"]["template"], sort_keys=True)
+            self._digests[version] = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return self._digests[version]
 
     # Deployments
 
     def _reconcile_deployment(self, deployment: Object) -> None:
         spec, metadata = deployment["spec"], deployment["metadata"]
-        digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()[:10]
+        digest = self._digest(deployment)
         sets = self._owned("replicasets", deployment)
         current = next((each for each in sets if each["metadata"]["labels"]["pod-template-hash"] == digest), None)
         older = [each for each in sets if each is not current]
         left = [pod for each in older for pod in self._owned("pods", each) if _is_active(pod)]
         for each in older:  # Recreate, and RollingUpdate with maxUnavailable 100%, end all old pods first
-            self._set_size(each, 0, "its Deployment rolled out a new template")
+            self._set_size(each, 0, ROLLED_OUT)
         recreate = spec.get("strategy", {}).get("type") == "Recreate"
         if not (recreate and left):
             if current is None:
@@ -102,7 +121,7 @@ class Kubernetes:
             "observedGeneration": metadata["generation"],
             "replicas": len(active) + len(left),
             "updatedReplicas": len(active),
-            "readyReplicas": sum(map(_is_ready, active)),
+            "readyReplicas": sum(map(is_ready, active)),
         }
         key = ("deployments", metadata["namespace"], metadata["name"])
         if key in self.server.objects and deployment.get("status") != status:
@@ -163,18 +182,19 @@ class Kubernetes:
 
     def _schedule(self) -> None:
         pods = list(self.server.find("pods"))
+        used = Counter(pod["spec"].get("nodeName") for pod in pods)
         for pod in pods:
             if pod["metadata"].get("deletionTimestamp"):
                 self.later(pod, "end", GRACE, self._remove)
             elif not pod["spec"].get("nodeName"):
-                self._assign(pod)
+                self._assign(pod, used)
 
-    def _assign(self, pod: Object) -> None:
-        used = [each["spec"].get("nodeName") for each in self.server.find("pods")]
-        free = [node for node in self.nodes if node.is_up and used.count(node.name) < node.capacity]
+    def _assign(self, pod: Object, used: Counter[str]) -> None:
+        free = [node for node in self.nodes if node.is_up and used[node.name] < node.capacity]
         key = _key(pod)
         if free:
             node = self.random.choice(free)
+            used[node.name] += 1
             self.server.update(key, {**pod, "spec": {**pod["spec"], "nodeName": node.name}})
             self.later(pod, "start", self.random.uniform(0.5, self.start_seconds), self._start)
         else:
@@ -206,8 +226,24 @@ class Kubernetes:
         node = self._node(pod)
         if node is None or not node.is_up or pod["metadata"].get("deletionTimestamp"):
             return
+        if not self._mount(pod):
+            self.later(pod, "start", 2.0, self._start)
+            return
         self.set_container(pod, {"running": {"startedAt": self.server.stamp()}}, restarts=0)
         self.later(pod, "ready", self.random.uniform(0.2, 1.5), lambda each: self.set_ready(each, True))
+
+    def _mount(self, pod: Object) -> bool:
+        """False if one of the pod's volumes does not exist."""
+        files: Object = {}
+        for volume in pod["spec"].get("volumes") or ():
+            for plural, kind, field_name in (("secrets", "secret", "secretName"), ("configmaps", "configMap", "name")):
+                if kind in volume:
+                    key = (plural, pod["metadata"]["namespace"], volume[kind][field_name])
+                    if key not in self.server.objects:
+                        return False
+                    files |= self.server.objects[key]["data"] if kind == "secret" else {}
+        self.secrets[pod["metadata"]["uid"]] = copied(files)
+        return True
 
     def set_container(self, pod: Object, state: Object, restarts: int, last: Object | None = None) -> None:
         role = "head" if is_head(pod) else "worker"
@@ -233,6 +269,7 @@ class Kubernetes:
 
     def _end(self, pod: Object, why: str) -> None:
         self.deaths.setdefault(pod["metadata"]["uid"], why)
+        self.ended_at.setdefault(pod["metadata"]["uid"], self.server.clock.now)
         if _key(pod) in self.server.objects:
             self.server.delete(_key(pod))
 
@@ -261,6 +298,7 @@ class Kubernetes:
 
         def restart(each: Object) -> None:
             if not each["metadata"].get("deletionTimestamp"):
+                self._mount(each)  # a pod keeps the files of a Secret that was deleted
                 self.set_container(each, {"running": {"startedAt": self.server.stamp()}}, restarts, ended)
                 self.later(each, "ready", self.random.uniform(0.2, 1.5), lambda one: self.set_ready(one, True))
 
@@ -293,11 +331,14 @@ class Kubernetes:
             if not active or _is_active(pod):
                 yield pod
 
+    def runs(self, uid: str) -> bool:
+        """True if the pod's process runs and the pod is not being deleted."""
+        pod = self.server.with_uid(uid)
+        return pod is not None and _is_active(pod) and is_running(pod)
+
     def members(self, cluster: str) -> Iterator[Object]:
         """The pods of a cluster that are not being deleted."""
-        for pod in self.pods():
-            if pod["metadata"]["labels"].get(names.CLUSTER) == cluster:
-                yield pod
+        return filter(_is_active, self.server.labelled("pods", cluster))
 
 
 def victim_rank(pod: Object) -> tuple[bool, int, bool, int, float, int, float]:
@@ -312,7 +353,7 @@ def victim_rank(pod: Object) -> tuple[bool, int, bool, int, float, int, float]:
     return (
         bool(pod["spec"].get("nodeName")),
         phases[status.get("phase", "Pending")],
-        _is_ready(pod),
+        is_ready(pod),
         cost,
         -datetime.fromisoformat(since).timestamp() if since else 0.0,
         -restarts,
@@ -337,6 +378,6 @@ def _is_active(pod: Object) -> bool:
     return not pod["metadata"].get("deletionTimestamp") and pod.get("status", {}).get("phase") not in ("Failed",)
 
 
-def _is_ready(pod: Object) -> bool:
+def is_ready(pod: Object) -> bool:
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

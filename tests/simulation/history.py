@@ -1,14 +1,13 @@
 """One history: users, faults and the real operator against a simulated Kubernetes, all drawn from one seed.
 
-PYTHONHASHSEED=0 PYTHONPATH=tests/toy .venv/bin/python -m tests.simulation.history SEED    replays one
+PYTHONHASHSEED=0 PYTHONPATH=tests/toy .venv/bin/python -m tests.simulation SEED    replays one
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import cast
@@ -17,21 +16,30 @@ from unittest import mock
 from oars import engines
 from oars.kube.client import Client
 from oars.kube.kinds import Object
+from oars.operator import NAME as OPERATOR
 from oars.operator import RunOptions
 from oars.operator.main import Operator
 from oars.operator.resources import RESOURCE_KINDS
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.state.observe import annotation, deployment_of
+from oars.places.kube.wire import KubeWire
+from oars.plan.decide import SETTLED
 from oars.spec.cluster import API_VERSION, KIND
 from tests.simulation import virtual_time
-from tests.simulation.api_server import ApiServer, Connection, Faults, Killed, Process
+from tests.simulation.api_server import ApiServer, Connection, Event, Faults, Key, Killed, Process, cluster_of
 from tests.simulation.controllers import Kubernetes, is_head, is_running
-from tests.simulation.engine import SimulatedEngine
+from tests.simulation.engine import LIES, SimulatedEngine
 from tests.simulation.virtual_time import Clock
 
 NAMESPACE = "lab"
+FRESH_SECONDS = 60.0  # longer than a Lease, and than nodes are away and processes paused
 CONVERGE_SECONDS = 400.0  # schedule, crash back-off, the gate of a scale-down, and lease all end within this
+ON_ITS_WAY = 2.0  # seconds that a request may take
 REST_SECONDS = 40.0
+NOTICE_SECONDS = 45.0  # after a change, until no loop acts as before; processes are paused for 40 s
+CATCH_UP_SECONDS = 5.0
+REASON_SECONDS = 90.0  # a worker that does not join is reported after 45 s, by an operator that leads
 
 
 class Violation(AssertionError):
@@ -59,8 +67,8 @@ class Replica:
         while True:
             history = self.history
             self.process = process = Process(self.name, self.kills.pop(0) if self.kills else None)
-            client = cast(Client, Connection(history.server, history.faults, history.log, process))
-            options = RunOptions(namespaces=(NAMESPACE,), lease_namespace=NAMESPACE, identity=self.name)
+            client = cast(Client, self.connect(process))
+            options = RunOptions(namespaces=history.namespaces, lease_namespace=NAMESPACE, identity=self.name)
             operator = Operator(client, options, RESOURCE_KINDS)
             operator._server = NullServer()  # type: ignore[assignment]
             life = asyncio.create_task(operator.run())
@@ -70,8 +78,16 @@ class Replica:
             except (Killed, asyncio.CancelledError):
                 if not process.dead:
                     raise
-            await asyncio.sleep(history.random.uniform(0.5, 5.0))
-            history.log(f"{self.name}: started again")
+            await self.restart_later()
+
+    def connect(self, process: Process) -> Connection:
+        history = self.history
+        return Connection(history.server, history.faults, history.log, process, wrote=history.check_writer)
+
+    async def restart_later(self) -> None:
+        await asyncio.sleep(self.history.random.uniform(0.5, 5.0))
+        self.history.waiting_since.clear()  # the next one has to find out the reason
+        self.history.log(f"{self.name}: started again")
 
 
 @dataclass
@@ -82,13 +98,24 @@ class History:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.clock = Clock()
+        self.namespaces: tuple[str, ...] = (NAMESPACE,)
         self.server = ApiServer(self.clock, self.random)
         self.faults = Faults()
         self.kubernetes = Kubernetes(self.server, self.random, self.log)
         self.engine = SimulatedEngine(self.kubernetes, self.random, self.log)
-        self.replicas = [Replica(f"operator-{number}", self) for number in range(self.random.choice((1, 1, 2)))]
-        self.largest: dict[str, int] = {}  # cluster → most workers desired so far
+        self.server.listeners.append(self._check_surplus)
+        self.replicas = self.make_replicas()
+        self.wanted: dict[str, list[tuple[float, int]]] = {}  # cluster → since when, how many workers were desired
+        self.sizes: dict[str, int] = {}  # uid of a Deployment → its replicas
         self.waiting_since: dict[str, float] = {}
+        self.lease: Key = ("leases", NAMESPACE, OPERATOR)
+        self.holder = ("", 0.0)  # of the Lease, and since when
+        self.problem = ""
+        self.only: tuple[str, ...] = ()  # if given, the only things that users do and that go wrong
+        self.acts: Counter[str] = Counter()  # what users did and which faults there were
+
+    def make_replicas(self) -> list[Replica]:
+        return [Replica(f"operator-{number}", self) for number in range(self.random.choice((1, 1, 2)))]
 
     def log(self, text: str) -> None:
         self.lines.append(f"{self.clock.now:8.2f}  {text}")
@@ -97,7 +124,16 @@ class History:
 
     def run(self) -> None:
         """Raises Violation if an invariant does not hold."""
-        with mock.patch.object(engines, "get", lambda name: self.engine):
+        engine = self.engine
+
+        async def ask(wire: KubeWire, *words: object, **options: object) -> Object:
+            return await engine.send_secrets(wire, *words, **options)
+
+        with (
+            mock.patch.object(engines, "get", lambda name: engine),
+            mock.patch.object(engines, "names", lambda: [engine.name]),  # it reads the file system each time
+            mock.patch.object(KubeWire, "ask", ask),
+        ):
             virtual_time.run(self._run(), self.clock, self.seed)
 
     async def _run(self) -> None:
@@ -124,7 +160,7 @@ class History:
     async def _use(self) -> None:
         """Users compute all the time; the invariants hold all the time."""
         while True:
-            await asyncio.sleep(self.random.uniform(0.2, 0.6))
+            await asyncio.sleep(self.random.uniform(0.2, 0.6) if self.engine.in_use else 2.0)
             for cluster in self._clusters():
                 self.engine.submit(cluster["metadata"]["name"])
             self.engine.account()
@@ -136,11 +172,14 @@ class History:
             self.scale, self.scale, self.scale, self.change_workers, self.change_head, self.force, self.recreate,
             self.delete_pod, self.delete_head, self.restart_worker, self.restart_head, self.lose_node, self.bad_network,
             self.bad_engine, self.step_clock, self.scale_deployment, self.delete_object, self.second_cluster,
-            self.unready_worker,
+            self.unready_worker, self.pause_process, self.evict, self.drain_node, self.break_spec,
+            self.scale_while_busy, self.request_drain, self.interrupt_scale_down,
         ]  # fmt: skip
+        actions = [act for act in actions if not self.only or act.__name__ in self.only]
         for _ in range(self.random.randint(4, 12)):
             await asyncio.sleep(self.random.expovariate(1 / 5.0))
             act = self.random.choice(actions)
+            self.acts[act.__name__] += 1
             if (waits := act()) is not None:
                 await waits
         await asyncio.sleep(self.random.uniform(0, 10))
@@ -152,8 +191,11 @@ class History:
             replica.kills.clear()
             if replica.process is not None:
                 replica.process.dies_after = None
+                replica.process.paused_until = 0.0
 
     async def _converge(self) -> None:
+        """The status may be that of before the last faults, until a leader has been elected and has seen them."""
+        await asyncio.sleep(FRESH_SECONDS)
         deadline = self.clock.now + CONVERGE_SECONDS
         while problem := self._not_converged():
             if self.clock.now > deadline:
@@ -163,10 +205,11 @@ class History:
 
     async def _rest(self) -> None:
         """Nothing but Leases is written at rest. What only protects a settled cluster may come first."""
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(2 * SETTLED)
         before = len(self.lines)
         await asyncio.sleep(REST_SECONDS)
-        writes = [line for line in self.lines[before:] if "operator-" in line and "leases" not in line]
+        lines = [line for line in self.lines[before:] if "leases" not in line and not line.endswith("started again")]
+        writes = [line for line in lines if any(f"  {each.name}: " in line for each in self.replicas)]
         if writes:
             raise Violation(f"writes at rest: {writes[:5]}")
         if problem := self._not_converged():
@@ -180,7 +223,14 @@ class History:
     def _pods_of(self, cluster: str, *, head: bool) -> list[Object]:
         return [pod for pod in self.kubernetes.members(cluster) if is_head(pod) == head]
 
+    def _worker_deployments(self, cluster: str) -> list[str]:
+        """All clusters have one worker group."""
+        found = [obj["metadata"] for obj in self.server.find("deployments") if cluster_of(obj) == cluster]
+        return [metadata["name"] for metadata in found if metadata["labels"][names.GROUP] != "head"]
+
     def _check_always(self) -> None:
+        if self.problem:
+            raise Violation(self.problem)
         if self.engine.lost:
             raise Violation(f"acknowledged results were lost: {self.engine.lost}")
         for cluster in self._clusters():
@@ -188,18 +238,42 @@ class History:
             heads = [pod for pod in self._pods_of(name, head=True) if is_running(pod)]
             if len(heads) > 1:
                 raise Violation(f"two heads serve {name}: {[pod['metadata']['name'] for pod in heads]}")
-            most, workers = self.largest[name], self._pods_of(name, head=False)
-            if len(workers) > 2 * most:  # a rolling change starts the new ones beside the old ones
-                raise Violation(f"{len(workers)} workers of {name}, but at most {most} were desired")
             self._check_reason(cluster)
+
+    def _check_surplus(self, event: Event) -> None:
+        """A Deployment does not grow beyond what is desired, or was within the time that a loop may need to notice, and
+        the workers that retire. A rolling change starts a second Deployment beside the first."""
+        if event.key[0] != "deployments" or event.type == "DELETED":
+            return
+        metadata, size, now = event.object["metadata"], event.object["spec"]["replicas"], self.clock.now
+        before, self.sizes[metadata["uid"]] = self.sizes.get(metadata["uid"], 0), size
+        found = [each for each in self._clusters() if each["metadata"]["name"] == cluster_of(event.object)]
+        if metadata["labels"].get(names.GROUP) == "head" or size <= before or not found:
+            return
+        history = self.wanted.get(cluster_of(event.object)) or [(now, self._replicas(found[0]))]
+        ends = [*(since for since, _ in history[1:]), now]
+        recent = [count for (_, count), end in zip(history, ends, strict=True) if end > now - NOTICE_SECONDS]
+        most = max(recent) + len((found[0].get("status") or {}).get("retiring") or ())
+        if size > most:
+            self.problem = f"{metadata['name']} has {size} replicas, but at most {most} are desired"
+
+    def check_writer(self, name: str) -> None:
+        """Two leaders never both write. A request that was on its way when the Lease changed hands is excused."""
+        lease = self.server.objects.get(self.lease)
+        holder = str((lease or {}).get("spec", {}).get("holderIdentity") or "")
+        if holder != self.holder[0]:
+            self.holder = holder, self.clock.now
+        is_other = holder and holder != name and not holder.startswith(f"{name}-")
+        if is_other and self.clock.now - self.holder[1] > ON_ITS_WAY:
+            self.problem = f"{name} wrote, but {holder} holds the Lease"
 
     def _check_reason(self, cluster: Object) -> None:
         """A cluster that has not been ready for long says why."""
         name, status = cluster["metadata"]["uid"], cluster.get("status") or {}
         ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
-        if ready or status.get("message") or not status:
+        if ready or status.get("message"):
             self.waiting_since.pop(name, None)
-        elif self.clock.now - self.waiting_since.setdefault(name, self.clock.now) > 60:
+        elif self.clock.now - self.waiting_since.setdefault(name, self.clock.now) > REASON_SECONDS:
             raise Violation(f"{cluster['metadata']['name']} waits without a reason: {status}")
 
     @staticmethod
@@ -217,16 +291,17 @@ class History:
             workers, heads = self._pods_of(name, head=False), self._pods_of(name, head=True)
             if len(workers) != wanted or len(heads) != 1:
                 return f"{name} has {len(heads)} heads and {len(workers)} of {wanted} workers"
+            if obsolete := self._worker_deployments(name)[1:]:
+                return f"{name} has a Deployment too many: {obsolete}"
             image = cluster["spec"].get("env", {}).get("VERSION")
             for pod in [*workers, *heads]:
                 container = pod["spec"]["containers"][0]
                 env = {each["name"]: each.get("value") for each in container.get("env") or ()}
                 if env.get("VERSION") != image:
                     return f"{pod['metadata']['name']} has an old revision"
-        for plural in ("deployments", "replicasets", "pods", "services"):
-            for obj in self.server.find(plural):
-                if obj["metadata"].get("labels", {}).get(names.CLUSTER) not in clusters:
-                    return f"orphaned: {plural} {obj['metadata']['name']}"
+        for (plural, _, name), obj in self.server.objects.items():
+            if names.CLUSTER in (obj["metadata"].get("labels") or {}) and cluster_of(obj) not in clusters:
+                return f"orphaned: {plural} {name}"
         return ""
 
     # What users do
@@ -258,13 +333,24 @@ class History:
             self._patch(cluster, {"spec": {"replicas": workers}})
 
     def _allow(self, name: str, workers: int) -> None:
-        self.largest[name] = max(self.largest.get(name, 0), workers)
+        """From now on so many are desired."""
+        self.wanted.setdefault(name, []).append((self.clock.now, workers))
 
     def force(self) -> None:
         if cluster := self._any_cluster():
             self.log(f"user: force {cluster['metadata']['name']}")
             generation = str(cluster["metadata"]["generation"])
             self._patch(cluster, {"metadata": {"annotations": {names.FORCE: generation}}})
+
+    def request_drain(self) -> None:
+        """A user wants a worker drained and replaced."""
+        if (cluster := self._any_cluster()) and (pods := self._pods_of(cluster["metadata"]["name"], head=False)):
+            pod = self.random.choice(pods)["metadata"]["name"]
+            self.log(f"user: drain {pod}")
+            self._annotate(cluster, {names.DRAIN: pod})
+
+    def _annotate(self, cluster: Object, annotations: Object) -> None:
+        self._patch(cluster, {"metadata": {"annotations": annotations}})
 
     def change_workers(self) -> None:
         if cluster := self._any_cluster():
@@ -280,9 +366,23 @@ class History:
         if cluster := self._any_cluster():
             name = cluster["metadata"]["name"]
             self.log(f"user: delete {name}")
-            self.server.delete((COMPUTE_CLUSTER.plural, NAMESPACE, name))
+            self._delete(name)
             if self.random.random() < 0.7:
                 self._create(name)
+
+    def _delete(self, name: str) -> None:
+        self.server.delete((COMPUTE_CLUSTER.plural, NAMESPACE, name))
+
+    async def break_spec(self) -> None:
+        """A spec that the engine refuses, corrected after a while."""
+        if cluster := self._any_cluster():
+            key = (COMPUTE_CLUSTER.plural, NAMESPACE, cluster["metadata"]["name"])
+            self.log(f"user: break the spec of {key[2]}")
+            self._patch(cluster, {"spec": {"options": {"wrong": True}}})
+            await asyncio.sleep(self.random.uniform(1, 15))
+            if key in self.server.objects:
+                self.log(f"user: correct the spec of {key[2]}")
+                self.server.patch(key, {"spec": {"options": None}})
 
     def second_cluster(self) -> None:
         if not any(cluster["metadata"]["name"] == "other" for cluster in self._clusters()):
@@ -293,18 +393,50 @@ class History:
             deployment = self.random.choice(found)
             count = deployment["spec"]["replicas"] + self.random.choice((1, 2))
             self.log(f"user: scale Deployment {deployment['metadata']['name']} to {count}")
-            self._allow(deployment["metadata"]["labels"][names.CLUSTER], count)
+            self.sizes[deployment["metadata"]["uid"]] = count
             key = ("deployments", NAMESPACE, deployment["metadata"]["name"])
             self.server.patch(key, {"spec": {"replicas": count}})
 
     def delete_object(self) -> None:
-        plural = self.random.choice(("services", "serviceaccounts", "networkpolicies"))
+        plural = self.random.choice(self.deletable())
         if found := list(self.server.find(plural)):
             name = self.random.choice(found)["metadata"]["name"]
             self.log(f"user: delete {plural} {name}")
             self.server.remove((plural, NAMESPACE, name))
 
+    def deletable(self) -> tuple[str, ...]:
+        return ("services", "serviceaccounts", "networkpolicies", "configmaps", "secrets")
+
     # Faults
+
+    def pause_process(self) -> None:
+        """The process is suspended: its requests and events wait. Its Lease may expire meanwhile. Between two pauses it
+        has the time to notice changes."""
+        processes = [each.process for each in self.replicas if each.process is not None]
+        if running := [each for each in processes if each.paused_until + CATCH_UP_SECONDS < self.clock.now]:
+            process, seconds = self.random.choice(running), self.random.uniform(2, 40)
+            self.log(f"fault: {process.name} is paused for {seconds:.0f} s")
+            process.paused_until = self.clock.now + seconds
+
+    def evict(self) -> None:
+        """A budget protects a head."""
+        pods = list(self.kubernetes.pods())
+        if pods:
+            self._evict(self.random.choice(pods))
+
+    def _evict(self, pod: Object) -> None:
+        budgets = {budget["metadata"]["name"] for budget in self.server.find("poddisruptionbudgets", NAMESPACE)}
+        if is_head(pod) and deployment_of(pod) in budgets:
+            self.log(f"fault: the eviction of {pod['metadata']['name']} is refused")
+        else:
+            self.kubernetes.delete_pod(pod, "fault: evicted")
+
+    def drain_node(self) -> None:
+        node = self.random.choice(self.kubernetes.nodes)
+        self.log(f"fault: node {node.name} is drained")
+        for pod in list(self.kubernetes.pods()):
+            if pod["spec"].get("nodeName") == node.name:
+                self._evict(pod)
 
     def _any_pod(self, *, head: bool) -> Object | None:
         pods = [pod for pod in self.kubernetes.pods() if is_head(pod) == head]
@@ -330,12 +462,60 @@ class History:
     def unready_worker(self) -> None:
         """A worker that is too busy for its probe."""
         if pod := self._any_pod(head=False):
-            self.log(f"fault: {pod['metadata']['name']} is not ready for a while")
-            self.kubernetes.set_ready(pod, False)
-            self.kubernetes.unready_since[pod["metadata"]["uid"]] = self.clock.now
-            self.kubernetes.later(
-                pod, "busy", self.random.uniform(5, 40), lambda each: self.kubernetes.set_ready(each, True)
-            )
+            self._make_unready(pod)
+
+    def _make_unready(self, pod: Object) -> None:
+        self.log(f"fault: {pod['metadata']['name']} is not ready for a while")
+        self.kubernetes.set_ready(pod, False)
+        self.kubernetes.unready_since[pod["metadata"]["uid"]] = self.clock.now
+        self.kubernetes.later(
+            pod, "busy", self.random.uniform(5, 40), lambda each: self.kubernetes.set_ready(each, True)
+        )
+
+    async def scale_while_busy(self) -> None:
+        """A worker with results is not ready while others leave."""
+        if (cluster := self._any_cluster()) and self._replicas(cluster) > 1:
+            workers = [pod for pod in self._pods_of(cluster["metadata"]["name"], head=False) if is_running(pod)]
+            if len(workers) > 1:
+                self._make_unready(self.random.choice(workers))
+                await asyncio.sleep(1.5)
+                self._scale_down_by_one(cluster)
+
+    def _scale_down_by_one(self, cluster: Object) -> None:
+        name, workers = cluster["metadata"]["name"], self._replicas(cluster) - 1
+        self.log(f"user: scale {name} down by one")
+        self._allow(name, workers)
+        self._patch(cluster, {"spec": {"replicas": workers}})
+
+    async def interrupt_scale_down(self) -> None:
+        """The API server fails as soon as a pod is marked as leaving. A worker that stays is busy when it is back."""
+        cluster = self._any_cluster()
+        if cluster is None or self._replicas(cluster) < 2:
+            return
+        marked = asyncio.Event()
+
+        def fail(event: Event) -> None:
+            if event.key[0] == "pods" and annotation(event.object, names.LEAVING):
+                self.faults.server_error = 1.0
+                marked.set()
+
+        self.server.listeners.append(fail)
+        self._scale_down_by_one(cluster)
+        try:
+            async with asyncio.timeout(15):
+                await marked.wait()
+        except TimeoutError:
+            return
+        finally:
+            self.server.listeners.remove(fail)
+        self.log("fault: the API server fails")
+        workers = self._pods_of(cluster["metadata"]["name"], head=False)
+        staying = [pod for pod in workers if is_running(pod) and not annotation(pod, names.LEAVING)]
+        if staying:
+            self._make_unready(self.random.choice(staying))
+        await asyncio.sleep(self.random.uniform(1.5, 4.0))
+        self.faults.stop()
+        self.log("fault: the API server is well")
 
     def lose_node(self) -> None:
         up = [node for node in self.kubernetes.nodes if node.is_up]
@@ -346,8 +526,8 @@ class History:
         self.log("fault: bad network")
         faults, rng = self.faults, self.random
         faults.lost_request, faults.lost_reply = rng.uniform(0, 0.2), rng.uniform(0, 0.2)
-        faults.server_error, faults.broken_watch = rng.uniform(0, 0.2), rng.uniform(0, 0.1)
-        faults.expired_watch, faults.watch_lag = rng.uniform(0, 0.05), rng.choice((0.05, 1.0, 5.0))
+        faults.server_error, faults.broken_watch = rng.uniform(0, 0.2), rng.uniform(0, 0.3)
+        faults.expired_watch, faults.watch_lag = rng.uniform(0, 0.15), rng.choice((0.05, 1.0, 5.0))
         faults.slowest_reply = rng.choice((0.02, 0.5))
         await asyncio.sleep(rng.uniform(2, 20))
         faults.stop()
@@ -358,6 +538,7 @@ class History:
         bad, rng = self.engine.misbehaviour, self.random
         bad.silent, bad.refuse = rng.choice((0.0, 0.3, 1.0)), rng.choice((0.0, 0.5))
         bad.hang, bad.error = rng.choice((0.0, 0.3)), rng.choice((0.0, 0.2))
+        bad.lie = rng.choice(("", "", *LIES))
         await asyncio.sleep(rng.uniform(2, 20))
         bad.stop()
         self.log("fault: the engine is well")
@@ -366,26 +547,3 @@ class History:
         seconds = self.random.choice((-3600.0, -30.0, 30.0, 3600.0))
         self.log(f"fault: the clock steps by {seconds:.0f} s")
         self.clock.step += seconds
-
-
-def main(words: list[str]) -> int:
-    """FIRST [LAST]: run these seeds; print the history of each that violates an invariant, or of a single one."""
-    logging.getLogger("oars").setLevel(logging.CRITICAL)
-    first, last = int(words[0]), int(words[-1])
-    violations = 0
-    for seed in range(first, last + 1):
-        history = History(seed)
-        ending = f"seed {seed}: all invariants hold"
-        try:
-            history.run()
-        except Violation as error:
-            ending = f"seed {seed}: {error}"
-            violations += 1
-        if first == last or "all invariants" not in ending:
-            sys.stdout.write("\n".join([*history.lines, ending, ""]))
-    sys.stdout.write(f"{last - first + 1} histories, {violations} violations\n")
-    return 1 if violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

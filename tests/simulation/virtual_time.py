@@ -38,7 +38,7 @@ class _Selector(selectors.SelectSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
+        ready = super().select(0) if timeout != 0 else []
         if not ready:
             if timeout is None:
                 raise RuntimeError("deadlock: every task waits, and no timer is set")
@@ -79,6 +79,7 @@ def run(main: Coroutine[Any, Any, T], clock: Clock, seed: int) -> T:
     """Run to completion in virtual time."""
     random.seed(seed)
     loop = _Loop(clock)
+    loop.set_exception_handler(lambda *_: None)  # tasks of killed processes end with exceptions
     try:
         with _patched(clock):
             return loop.run_until_complete(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import urllib.request
 from typing import Any
 
@@ -20,3 +21,14 @@ class Client:
     def put(self, worker: str, item: str) -> None:
         body = json.dumps({"worker": worker, "item": item}).encode()
         urllib.request.urlopen(f"{self.address}/put", body, timeout=60).close()
+
+    def clear(self) -> None:
+        """Release all items."""
+        urllib.request.urlopen(f"{self.address}/clear", b"{}", timeout=60).close()
+
+    def run(self, function: Any, *arguments: Any) -> bytes:
+        """Call a function that returns bytes on a worker; empty if the worker died."""
+        body = pickle.dumps((function, arguments))
+        with urllib.request.urlopen(f"{self.address}/run", body, timeout=600) as answer:
+            reply: bytes = answer.read()
+        return reply

@@ -49,6 +49,16 @@ def test_complexity_is_limited_to_10_by_ruff() -> None:
     assert [path.name for path in FILES if "noqa: C901" in path.read_text()] == []
 
 
+def test_only_one_module_builds_the_desired_state() -> None:
+    builders = {
+        str(path.relative_to(SOURCE))
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Desired"
+    }
+    assert builders == {"plan/desired.py"}
+
+
 def modules_after(code: str) -> set[str]:
     listing = "import sys; " + code + "; print(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=60, check=True)
@@ -69,7 +79,7 @@ def test_help_loads_neither_engine_nor_pydantic() -> None:
 
 
 def test_the_driver_s_half_needs_no_pydantic() -> None:
-    """It runs in the engines' cached environments, which have nothing of ours."""
+    """It runs in the engines' cached environments, which do not contain Oars."""
     code = "from oars import engines; [engines.session(engines.get(name)) for name in ('dask', 'ray', 'mars')]"
     assert modules_after("from oars.client import current; " + code).isdisjoint({"pydantic", "yaml", "click", "rich"})
 

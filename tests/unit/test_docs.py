@@ -4,9 +4,12 @@ and have the options that are shown, Python compiles."""
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,9 @@ import click
 import pytest
 
 from oars.cli.main import cli
+from tests import pages
+from tests.e2e.test_docs_kubernetes import SESSIONS as ON_KUBERNETES
+from tests.live.test_docs_local import SESSIONS as LOCAL
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -22,6 +28,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 INLINE = re.compile(r"(?<!`)`(oars [^`]+)`(?!`)")
 ENDS_A_COMMAND = {"|", "||", "&&", ";", ">", "2>", "&"}
+
+SITE_ENV = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -90,6 +98,15 @@ def test_generated_pages_are_current() -> None:
     assert not stale, "run `make docs`"
 
 
+def test_site_builds_and_all_its_links_lead_somewhere(tmp_path: Path) -> None:
+    """mkdocs.yml makes every warning an error."""
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, env=SITE_ENV, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
+    assert {path.relative_to(tmp_path / "site") for path in (tmp_path / "site").rglob("*.html")} >= pages
+
+
 def test_a_page_of_benchmarks_can_be_made_of_no_results_and_of_some() -> None:
     module = runpy.run_path(str(ROOT / "docs/generate.py"))
     rows = [
@@ -101,6 +118,12 @@ def test_a_page_of_benchmarks_can_be_made_of_no_results_and_of_some() -> None:
     page = module["bench_page"]([record])
     assert "| start | 1.50 | 2.00 | 0.750 | 1.00 | ok |" in page
     assert "| help | 0.200 | – | – | 0.150 | missed |" in page
+
+
+def test_architecture_fits_on_two_pages() -> None:
+    """Of 80 lines with 120 columns."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert sum(max(1, -(-len(line) // 120)) for line in text.splitlines()) <= 2 * 80
 
 
 @each_page
@@ -146,6 +169,29 @@ def test_python_compiles(page: Path) -> None:
 @each_page
 def test_no_path_of_a_machine_is_shown(page: Path) -> None:
     assert not re.findall(r"(?<![\w.])/(?:root|work|home/\w+|tmp)/\S*", page.read_text())
+
+
+def test_every_shell_line_runs_in_a_test_or_has_a_reason_not_to() -> None:
+    sessions = [*LOCAL, *(session for each in ON_KUBERNETES.values() for session in each)]
+    run = {(step.page, step.line) for session in sessions for step in session.steps}
+    steps = [step for page in pages.pages() for step in pages.steps(page)]
+    left = [str(step) for step in steps if (step.page, step.line) not in run and step.bare not in pages.CANNOT_RUN]
+    assert not left, "\n".join(left)
+    no_result = [str(step) for step in steps if not step.shown and not pages.expected(step)]
+    assert not [line for line in no_result if line.split("$ ")[1].split("  #")[0].strip() not in pages.CANNOT_RUN]
+    unused = set(pages.CANNOT_RUN) - {step.bare for step in steps}
+    assert not unused, "in CANNOT_RUN, but in no page"
+
+
+def test_output_of_a_page_is_compared_line_by_line() -> None:
+    shown = ("Name: demo", "Client:    tls://127.0.0.1:1", "", "demo is ready after 1.0 s.", "    …", "a … z")
+    printed = "demo: starting\nName:      demo\nClient:    tls://127.0.0.1:31121\ndemo is ready after 12.5 s.\na b z\n"
+    assert pages.missing(shown, printed) == ""
+    assert pages.missing(("Workers: 3/3 ready",), "Workers:   2/3 ready") != ""
+    assert pages.missing(("second", "first"), "first\nsecond") != ""
+    pods = ("ray-head-5455bb66c9-6bxvz 1/1 Running 0 20s",)
+    assert pages.missing(pods, "ray-head-7d9f8b6c5d-x2x9z   1/1   Running   0  9s") == ""
+    assert pages.missing(pods, "ray-head-7d9f8b6c5d-x2x9z   0/1   Running   0  9s") != ""
 
 
 def test_the_checks_find_mistakes() -> None:

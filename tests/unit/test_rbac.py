@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from oars.kube.kinds import Kind
 from oars.operator import NAME, NAMESPACE, manifests, rbac
 from oars.operator.manifests import InstallOptions
 from oars.operator.rbac import Rule, Subject
-from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.kinds import COMPUTE_CLUSTER, COMPUTE_JOB
 
 CHART = Path(__file__).parents[2] / "deploy/helm/oars"
 ANN = Subject("User", "ann")
@@ -49,7 +50,11 @@ def test_secrets_are_never_listed(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_name_only_kinds_that_oars_uses(rule: Rule) -> None:
-    known = {COMPUTE_CLUSTER.plural, *(kind.plural for kind in vars(kinds).values() if isinstance(kind, Kind))}
+    known = {
+        COMPUTE_CLUSTER.plural,
+        COMPUTE_JOB.plural,
+        *(kind.plural for kind in vars(kinds).values() if isinstance(kind, Kind)),
+    }
     assert {resource.partition("/")[0] for resource in rule.resources} <= known
 
 
@@ -61,7 +66,9 @@ def test_replica_sets_are_not_needed() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_that_apply_have_both_verbs(rule: Rule) -> None:
     """Server-side apply of a new object needs both; the operator's Lease has separate rules for them."""
-    not_applied = {"pods/exec", "pods/portforward", "leases"}
+    not_applied = {"pods/exec", "pods/portforward", "leases", "jobs"}
+    if rule.why.startswith("the clusters of jobs"):
+        not_applied |= {"computeclusters"}  # created once, never changed
     if "create" in rule.verbs and not not_applied & set(rule.resources):
         assert "patch" in rule.verbs
 
@@ -69,7 +76,7 @@ def test_rules_that_apply_have_both_verbs(rule: Rule) -> None:
 def test_client_has_the_permissions_that_it_grants_to_the_cluster() -> None:
     """Otherwise Kubernetes rejects the Role that reads the Lease and deletes the ConfigMap."""
     held = {(resource, verb) for rule in rbac.DIRECT for resource in rule.resources for verb in rule.verbs}
-    assert {("leases", "get"), ("configmaps", "delete"), ("configmaps", "get")} <= held
+    assert {("leases", "get"), ("configmaps", "delete"), ("configmaps", "patch")} <= held
 
 
 def test_role_and_binding_have_the_same_namespace() -> None:
@@ -122,14 +129,23 @@ def test_two_subjects_are_rejected() -> None:
 
 def test_objects_are_installed_in_order() -> None:
     kinds = [obj["kind"] for obj in manifests.install(InstallOptions())]
-    assert kinds[:3] == ["Namespace", "CustomResourceDefinition", "ServiceAccount"]
+    policies = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"] * 2
+    assert kinds[:8] == [
+        "Namespace",
+        *policies,
+        "CustomResourceDefinition",
+        "CustomResourceDefinition",
+        "ServiceAccount",
+    ]
     assert kinds[-1] == "Deployment"
 
 
 def test_command_prints_the_manifests() -> None:
-    words = ("-n", "ops", "--image", "i:1", "--replicas", "3", "--watch", "a", "--watch", "b", "--pull-secret", "s")
+    words = ["-n", "ops", "--image", "i:1", "--replicas", "3", "--watch", "a", "--watch", "b", "--pull-secret", "s"]
     options = InstallOptions(namespace="ops", image="i:1", replicas=3, watch_namespaces=("a", "b"), pull_secrets=("s",))
     assert printed(operator, "manifests", *words) == manifests.install(options)
+    trusting = replace(options, trust_authors=True)
+    assert printed(operator, "manifests", *words, "--trust-authors") == manifests.install(trusting)
 
 
 def test_operator_pods_are_restricted() -> None:
@@ -141,12 +157,13 @@ def test_operator_pods_are_restricted() -> None:
 
 
 def test_run_command_accepts_the_container_arguments() -> None:
-    container = manifests.deployment(InstallOptions(watch_namespaces=("a",)))["spec"]["template"]["spec"]["containers"]
+    options = InstallOptions(watch_namespaces=("a",), trust_authors=True)
+    container = manifests.deployment(options)["spec"]["template"]["spec"]["containers"]
     program, *words = container[0]["command"]
     assert (program, words) == ("oars", ["operator", "run"])
     run = operator.commands["run"]
     given = run.make_context("run", list(container[0]["args"])).params
-    assert given["namespaces"] == ("a",)
+    assert given["namespaces"] == ("a",) and given["trust_authors"] is True
     assert given["identity"] == "$(POD_NAME)"
 
 
@@ -163,6 +180,41 @@ def test_chart_is_up_to_date() -> None:
         [sys.executable, str(CHART / "generate.py"), "--check"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def chart_roles(watched: tuple[str, ...], nodes: bool, queues: bool) -> list[dict[str, Any]]:
+    """The operator's roles in the chart: rights.yaml has one branch for watched namespaces and one without any."""
+    text = (CHART / "templates/rights.yaml").read_text()
+    per_namespace, rest = text.partition("{{- else }}")[::2]
+    everywhere, optional = rest.partition("{{- end }}")[::2]
+    of_nodes, of_queues = optional.partition("{{- if .Values.queues }}")[::2]
+    parts = [per_namespace.replace("{{ . }}", each) for each in watched] or [everywhere]
+    parts += [of_nodes] if nodes else []
+    parts += [of_queues] if queues else []
+    plain = [
+        "\n".join(line for line in part.splitlines() if not line.startswith("{{"))
+        .replace("{{ $.Release.Namespace }}", NAMESPACE)
+        for part in parts
+    ]  # fmt: skip
+    return [each for part in plain for each in yaml.safe_load_all(part) if each]
+
+
+@pytest.mark.parametrize("queues", [False, True])
+@pytest.mark.parametrize(("watched", "nodes"), [((), True), ((), False), (("a", "b"), True), (("a",), False)])
+def test_command_and_chart_give_the_operator_the_same_rules(
+    watched: tuple[str, ...], nodes: bool, queues: bool
+) -> None:
+    """tests/api/test_install.py renders the whole chart as Helm does; it needs Go."""
+    roles = rbac.operator_roles(NAMESPACE, watched, nodes=nodes, queues=queues)
+    expected = [obj for obj in roles if "-leader" not in obj["metadata"]["name"]]
+    found = chart_roles(watched, nodes, queues)
+    rules = [[rule for obj in objects for rule in obj.get("rules", ())] for objects in (found, expected)]
+    assert rules[0] == rules[1]
+    assert found == expected
+    if len(watched) < 2 and nodes and not queues:
+        words = ["--mode", "operator", *(word for each in watched for word in ("-n", each))]
+        printed_roles = [obj for obj in printed(rbac_command, *words) if "-leader" not in obj["metadata"]["name"]]
+        assert printed_roles == found
 
 
 def test_chart_schema_has_all_values() -> None:

@@ -14,6 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+TOOLS = sorted(
+    path for part in ("tests", "lab", "bench", "examples") for path in (ROOT / part).rglob("*.py")
+    if path.name != Path(__file__).name
+)  # fmt: skip
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 
 BANNED = (
@@ -32,7 +37,7 @@ BANNED = (
 )
 WORDS = re.compile(r"\b(" + "|".join(BANNED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 # A name that the reader would have to fill in. Help texts may have it: they are written before there is a cluster.
-PLACEHOLDER = re.compile(r"\boars [a-z]+ (?:NAME|CLUSTER)\b")
+PLACEHOLDER = re.compile(r"\b(?:oars|kubectl) [a-z][^`]*? (?:NAME|CLUSTER|ENGINE|FILE|DIR|NODE)\b")
 
 
 def name(path: Path) -> str:
@@ -73,6 +78,31 @@ def test_words_are_plain(path: Path) -> None:
     assert not offences(path), "see the glossary in CONTRIBUTING.md"
 
 
+def test_words_of_tests_and_tools_are_plain() -> None:
+    found = {name(path): [m for text in texts(path.read_text()) for m in WORDS.findall(text)] for path in TOOLS}
+    assert not {path: words for path, words in found.items() if words}, "see the glossary in CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("path", TESTS, ids=name)
+def test_names_of_tests_are_plain(path: Path) -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, functions)]
+    found = [each for each in names if each.startswith("test_") and WORDS.search(each.replace("_", " "))]
+    assert not found, "a test is named after the behaviour, in the words of the glossary"
+
+
+LIBRARY = [path for path in SOURCES if path.parts[-2] in ("client", "kube", "envs", "plan")]
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=name)
+def test_messages_of_the_library_name_no_option_of_the_command_line(path: Path) -> None:
+    """Users of Python read them, too. A whole command in backquotes is fine."""
+    plain = [re.sub(r"`[^`]*(?:`|$)", "", text) for text in messages(path.read_text())]
+    options = r"--(?:timeout|kubeconfig|context|namespace|place|mode|port|image)\b"
+    found = [text for text in plain if " " in text and re.search(options, text)]
+    assert not found, found
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
@@ -81,6 +111,8 @@ def test_words_are_plain(path: Path) -> None:
         ('x = f"{1} is no\\n valid name"\n', []),
         ('"""Objects that somebody\nlooks\nafter."""\n', ["looks\nafter"]),
         ('hint = "Run `oars logs NAME`."\n', ["oars logs NAME"]),
+        ('hint = "Run `oars submit -f FILE`."\n', ["oars submit -f FILE"]),
+        ('hint = "Run `kubectl uncordon NODE`."\n', ["kubectl uncordon NODE"]),
         ('hint = f"Run `oars logs {name}`."\n', []),
         ('def logs():\n    """`oars logs NAME` prints them."""\n', []),
         ("marshalled = shallow = letting = 1\n", []),

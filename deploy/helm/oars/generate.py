@@ -17,7 +17,8 @@ import yaml
 
 import oars
 from oars import engines
-from oars.operator import manifests, rbac
+from oars.operator import admission, manifests, rbac
+from oars.operator import crd as definitions
 from oars.operator.manifests import InstallOptions
 
 CHART = Path(__file__).parent
@@ -35,6 +36,12 @@ VALUES = {
     "        - --log-format=json\n": """        - --log-format={{ .Values.logFormat }}
         {{- range .Values.watchNamespaces }}
         - --namespace={{ . }}
+        {{- end }}
+        {{- if .Values.trustAuthors }}
+        - --trust-authors
+        {{- end }}
+        {{- if .Values.adopt.marsjob }}
+        - --adopt=marsjob
         {{- end }}
 """,
     "        resources: RESOURCES\n": """        resources:
@@ -64,8 +71,10 @@ def files() -> dict[Path, str]:
     """Every generated file and its text."""
     return {
         CHART / "templates/crd.yaml": crd(),
+        CHART / "templates/authors.yaml": authors(),
         CHART / "templates/rights.yaml": rights(),
         CHART / "templates/deployment.yaml": deployment(),
+        CHART / "templates/marsjob.yaml": mars_jobs(),
         CHART / "templates/rest.yaml": NOTE + documents(_rest()),
     }
 
@@ -73,8 +82,45 @@ def files() -> dict[Path, str]:
 def crd() -> str:
     """Kept when the chart goes: with it would go all clusters."""
     made = manifests.definition(RELEASE, engines.BUILT_IN)
-    made["metadata"]["annotations"]["helm.sh/resource-policy"] = "keep"
-    return f"{NOTE}{{{{- if .Values.crds.install }}}}\n{documents([made])}{{{{- end }}}}\n"
+    jobs = definitions.compute_job()
+    for obj in (made, jobs):
+        obj["metadata"].setdefault("annotations", {})["helm.sh/resource-policy"] = "keep"
+    return f"{NOTE}{{{{- if .Values.crds.install }}}}\n{documents([made, jobs])}{{{{- end }}}}\n"
+
+
+def authors() -> str:
+    """Kept like the CRD: as long as there are clusters, their authors are checked."""
+    return f"{NOTE}{checked(admission.manifests(engines.BUILT_IN))}"
+
+
+def mars_jobs() -> str:
+    """The definitions of MarsJobs and the check of their authors, which are kept, and the rights."""
+    made = definitions.mars_jobs()
+    for obj in made:
+        obj["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    account = rbac.Subject("ServiceAccount", "oars-operator", "{{ $.Release.Namespace }}")
+    everywhere = rbac.role_and_binding("oars-operator-marsjobs", rbac.MARS_JOBS, account)
+    watched = rbac.role_and_binding("oars-operator-marsjobs", rbac.MARS_JOBS, account, WATCHED)
+    return "".join([
+        NOTE, "{{- if .Values.adopt.marsjob }}\n",
+        "{{- if .Values.crds.install }}\n---\n", documents(made), "{{- end }}\n",
+        checked(admission.mars_job_manifests()),
+        "{{- range .Values.watchNamespaces }}\n---\n", documents(watched), "{{- else }}\n---\n", documents(everywhere),
+        "{{- end }}\n---\n", documents(rbac.mars_job_roles()), "{{- end }}\n",
+    ])  # fmt: skip
+
+
+def checked(made: list[dict[str, Any]]) -> str:
+    """A policy and its binding, where the server has such policies."""
+    for obj in made:
+        obj["metadata"]["annotations"] = {"helm.sh/resource-policy": "keep"}
+    action = f"  - {admission.DENY}\n"
+    text = documents(made)
+    if text.count(action) != sum(obj["kind"].endswith("Binding") for obj in made):
+        raise SystemExit(f"Not each binding has a line {action!r}: bring checked() in generate.py up to date.")
+    chosen = f"  - {{{{ ternary {json.dumps(admission.AUDIT)} {json.dumps(admission.DENY)} .Values.trustAuthors }}}}\n"
+    served = '{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" }}\n'
+    return f"{served}---\n{text.replace(action, chosen)}{{{{- end }}}}\n"
 
 
 def rights() -> str:
@@ -83,10 +129,12 @@ def rights() -> str:
     everywhere = rbac.role_and_binding("oars-operator", rbac.OPERATOR, account)
     watched = rbac.role_and_binding("oars-operator", rbac.OPERATOR, account, WATCHED)
     nodes = rbac.role_and_binding("oars-operator-nodes", (rbac.NODES,), account)
+    queues = rbac.role_and_binding("oars-operator-queues", rbac.QUEUES, account)
     return "".join([
         NOTE,
         "{{- range .Values.watchNamespaces }}\n---\n", documents(watched), "{{- else }}\n---\n", documents(everywhere),
         "{{- end }}\n{{- if .Values.nodes }}\n---\n", documents(nodes), "{{- end }}\n",
+        "{{- if .Values.queues }}\n---\n", documents(queues), "{{- end }}\n",
     ])  # fmt: skip
 
 
@@ -102,7 +150,7 @@ def deployment() -> str:
 
 def _rest() -> list[dict[str, Any]]:
     """What has no values but the namespace."""
-    elsewhere = ("Namespace", "CustomResourceDefinition", "Deployment")
+    elsewhere = ("Namespace", "CustomResourceDefinition", "Deployment", *(kind.kind for kind in admission.KINDS))
     return [obj for obj in manifests.install(OPTIONS) if obj["kind"] not in elsewhere and not _right(obj)]
 
 

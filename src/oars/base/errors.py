@@ -63,6 +63,16 @@ class NameInUse(OarsError):
     """A cluster of that name already exists."""
 
 
+class OtherHost(OarsError):
+    """The cluster belongs to another host or user. It is not touched."""
+
+    def __init__(self, name: str, host: str, path: object) -> None:
+        super().__init__(
+            f"Cluster {name!r} belongs to {host}, which shares this state directory.",
+            f"Run the command there. If that host no longer exists, remove the cluster's files: `rm -r {path}`.",
+        )
+
+
 class StartFailed(OarsError):
     """A cluster or one of its processes did not start."""
 

@@ -18,7 +18,7 @@ import click
 from oars.base.errors import Interrupted, NotFound, UsageError
 from oars.cli import completions, signals, terminal
 from oars.cli.errors import INTERRUPTED, say
-from oars.cli.options import container_option, location_options, name_argument, quiet_option
+from oars.cli.options import container_option, location_options, name_argument, parse_age, quiet_option
 from oars.cli.output import as_yaml, emit, output_option, write
 from oars.cli.progress import Progress
 
@@ -34,6 +34,9 @@ local_option = click.option("--local", is_flag=True, help="Kubernetes: run it on
 @click.argument("member", required=False, shell_complete=completions.members)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the cluster is gone.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each member.")
+@click.option(
+    "--since", metavar="TIME", callback=parse_age, help="Only lines of the last TIME, such as 10m: see the reference."
+)
 @click.option("-p", "--previous", is_flag=True, help="Kubernetes: of the container before its last restart.")
 @container_option
 @location_options
@@ -88,7 +91,7 @@ class UserCommand(click.Command):
 
 @click.command(cls=UserCommand)
 @name_argument
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=completions.command)
 @local_option
 @location_options
 def shell(name: str, command: tuple[str, ...], local: bool, service: Service) -> int:
@@ -102,7 +105,7 @@ def shell(name: str, command: tuple[str, ...], local: bool, service: Service) ->
 
 @click.command("exec", cls=UserCommand)
 @name_argument
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=completions.command)
 @local_option
 @click.option("--member", metavar="MEMBER", help="Kubernetes: run it in the pod of this member. Default: the head.")
 @container_option
@@ -178,17 +181,16 @@ def cp(source: str, target: str, container: str | None, service: Service, quiet:
     oars cp demo:worker-5d9-x2x:/tmp/out ./out    from a worker
     """
     remote_source, remote_target = parse_remote(source), parse_remote(target)
-    if remote_source and not remote_target:
-        name, member, path = remote_source
-        copying = service.copy_from(name, path, Path(target), member=member, container=container)
-    elif remote_target and not remote_source:
-        name, member, path = remote_target
-        copying = service.copy_to(name, Path(source), path, member=member, container=container)
-    else:
+    if bool(remote_source) == bool(remote_target):
         hint = "Example: `oars cp data.csv demo:/tmp/data.csv`. Write a local name with a colon as ./a:b."
         raise UsageError("One path must be NAME:PATH of a cluster, and the other one local.", hint)
     with Progress(quiet=quiet) as progress:
-        progress(f"copying {source} to {target}")
+        if remote_source:
+            name, member, path = remote_source
+            copying = service.copy_from(name, path, Path(target), member=member, container=container, progress=progress)
+        elif remote_target:
+            name, member, path = remote_target
+            copying = service.copy_to(name, Path(source), path, member=member, container=container, progress=progress)
         signals.run(copying)
 
 
@@ -202,11 +204,12 @@ def parse_remote(path: str) -> RemotePath | None:
 @name_argument
 @click.option("--open/--no-open", "browse", default=True, help="Open a browser; --no-open only prints the URL.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="PORT", help="Kubernetes: the local port. Default: a free one."
+    "--port", type=click.IntRange(1, 65535), metavar="PORT", help="The local port to serve it at. Default: a free one."
 )
 @location_options
 def dashboard(name: str, browse: bool, port: int | None, service: Service) -> int:
-    """Open the engine's dashboard. On Kubernetes it is forwarded to this machine until Ctrl-C."""
+    """Open the engine's dashboard. If it is on Kubernetes or requires the cluster's token, it is served at a port of
+    this machine until Ctrl-C; the URL is a secret."""
     try:
         signals.run(_open_dashboard(name, service, port, browse=browse))
     except Interrupted as end:
@@ -218,14 +221,10 @@ def dashboard(name: str, browse: bool, port: int | None, service: Service) -> in
 async def _open_dashboard(name: str, service: Service, port: int | None, *, browse: bool) -> None:
     async with service.forward_dashboard(name, port) as found:
         write(found.url)
-        if found.secret_file:
-            prefix = f"oars exec {service.reference(name, found.namespace)} -- " if found.forwarded else ""
-            command = f"{prefix}cat {found.secret_file}"
-            say(f"The dashboard asks for the cluster's token, which this command prints: {command}")
         if browse:
             import webbrowser
 
-            if not webbrowser.open(found.url):
+            if not webbrowser.open(found.browser_url):
                 say("No browser could be opened; open the URL yourself.")
         if found.forwarded:
             say("Press Ctrl-C to stop forwarding.")

@@ -6,11 +6,11 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import click
 
-from oars.base.errors import Interrupted, OarsError
+from oars.base.errors import Interrupted, NotFound, OarsError
 
 DENIED = 5
 INTERRUPTED = 130
@@ -25,6 +25,9 @@ def guard(work: Callable[[], int]) -> int:
         return work()
     except click.exceptions.Exit as end:
         return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as request:  # a group of commands without a command
+        click.echo(request.ctx.get_help() if request.ctx else request.format_message())
+        return 0
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         print_error(OarsError(error.format_message(), f"Run `{context.command_path} --help`." if context else ""))
@@ -55,6 +58,15 @@ def print_error(error: OarsError, prefix: str = "error: ") -> None:
         say(hint)
     for line in error.details[-MAX_DETAILS:]:
         say(f"  {line}")
+
+
+def raise_worst(found: Iterable[OarsError | None]) -> None:
+    """Raise the first of the most severe errors and print the others. What is missing is the least severe."""
+    errors = sorted(filter(None, found), key=lambda error: error.exit_code == NotFound.exit_code)
+    for error in errors[1:]:
+        print_error(error)
+    if errors:
+        raise errors[0]
 
 
 def _system_error(error: OSError) -> int:

@@ -22,7 +22,7 @@ from oars.cli.options import (
 )
 from oars.cli.output import as_yaml, emit, emit_manifests, manifest_output_option, output_option
 from oars.cli.progress import Progress
-from oars.operator import HEALTH_PORT, METRICS_PORT, NAMESPACE, RunOptions
+from oars.operator import ADOPTABLE, HEALTH_PORT, METRICS_PORT, NAMESPACE, RunOptions
 
 if TYPE_CHECKING:
     from oars.operator.manifests import InstallOptions
@@ -37,17 +37,20 @@ MIN_LEASE_SECONDS = 3
 @click.option("--create-namespace", is_flag=True, help="Print the Namespace, too.")
 @click.option(
     "--secrets",
-    type=click.Choice(("reference", "inline", "only")),
-    default="reference",
-    help="inline, only: print a new Secret.",
+    type=click.Choice(("inline", "reference", "only")),
+    default="inline",
+    help="Print the Secret with the manifests, not at all, or alone.",
 )
 @manifest_output_option
-def render(name: str | None, options: ClusterOptions, create_namespace: bool, secrets: str, output: str) -> None:
+@quiet_option
+def render(
+    name: str | None, options: ClusterOptions, create_namespace: bool, secrets: str, output: str, quiet: bool
+) -> None:
     """Print a cluster as manifests for `kubectl apply -f -`.
 
-    By default certificates and tokens are not printed: the manifests refer to a Secret that must exist. `--secrets
-    only` prints that Secret with new content, `--secrets inline` prints it with the manifests. Use these only once: the
-    Secret is immutable, and kubectl refuses to change it. Without -n the manifests name no namespace.
+    They include a Secret with the cluster's certificates or token. For files that are kept in git use `--secrets
+    reference`, and create the Secret once with `--secrets only`. If the Secret exists in the namespace already, its
+    content is printed again, so that running pods and new ones agree. Without -n the manifests name no namespace.
     """
     from oars.service import manifests
 
@@ -55,14 +58,11 @@ def render(name: str | None, options: ClusterOptions, create_namespace: bool, se
     chosen, spec = options.resolve(name, lambda spec: spec.engine)
     namespace = options.location.namespace
     rendered = manifests.render(chosen, spec, namespace, create_namespace=create_namespace, secrets=secrets)
+    note = signals.run(manifests.complete_secret(rendered, secrets, options.location, os.environ))
     emit_manifests(output, rendered.objects)
-    if secrets == "only" and not rendered.secret:
-        say(f"{rendered.name} needs no Secret.")
-    if secrets == "reference" and rendered.secret:
-        say(
-            f"These manifests need the Secret {rendered.secret}, which is not printed. Create it once: run the same "
-            "command with `--secrets only` and pipe it to `kubectl apply -f -`."
-        )
+    for each in filter(None, (note, rendered.note)):
+        if not quiet:
+            say(each)
 
 
 @click.command()
@@ -137,7 +137,10 @@ def _take_service(given: dict[str, Any]) -> OperatorService:
 def _take_install_options(given: dict[str, Any]) -> InstallOptions:
     from oars.operator.manifests import IMAGE, InstallOptions
 
-    same = ("namespace", "replicas", "watch_namespaces", "pull_secrets", "priority_class")
+    same = (
+        "namespace", "replicas", "watch_namespaces", "pull_secrets", "priority_class", "queues", "trust_authors",
+        "adopt",
+    )  # fmt: skip
     fields = {name: given.pop(name) for name in same}
     return InstallOptions(**fields, image=given.pop("image") or IMAGE, nodes=not given.pop("no_nodes"))
 
@@ -146,6 +149,12 @@ kubeconfig_option = click.option(
     "--kubeconfig", metavar="FILE", type=click.Path(), help="The kubeconfig. Default: as for kubectl."
 )
 context_option = click.option("--context", metavar="NAME", help="A context of the kubeconfig.")
+adopt_option = click.option(
+    "--adopt",
+    multiple=True,
+    type=click.Choice(ADOPTABLE),
+    help="Serve resources of another project, too. marsjob: those of KubeDL. Repeatable.",
+)
 _INSTALL = (
     click.option("-n", "--namespace", default=NAMESPACE, metavar="NAME", help="The namespace of the operator."),
     click.option("--image", metavar="IMAGE", help="The operator's image. Default: that of this version."),
@@ -169,7 +178,14 @@ _INSTALL = (
     click.option(
         "--priority-class", default="", show_default=False, metavar="NAME", help="The PriorityClass of its pods."
     ),
+    click.option("--queues", is_flag=True, help="Let jobs wait in the queues of Kueue, and use Volcano's PodGroups."),
     click.option("--no-nodes", is_flag=True, help="Do not allow it to list nodes: `oars why` explains less."),
+    click.option(
+        "--trust-authors",
+        is_flag=True,
+        help="Do not check that authors of clusters may create the pods, Services and Ingresses that they describe.",
+    ),
+    adopt_option,
 )
 install_options = pass_as("options", _INSTALL, _take_install_options)
 operator_options = pass_as("service", (kubeconfig_option, context_option), _take_service)
@@ -234,6 +250,7 @@ def status(namespace: str | None, service: OperatorService, output: str) -> None
         "replicas": f"{data['ready']}/{data['replicas']} ready",
         "leader": data["leader"] or "none",
         "watches": ", ".join(data["watches"]) or "all namespaces",
+        "authors": data["authors"],
         "clusters": data["clusters"],
     }
     text = "\n".join(f"{name:<11}{value}" for name, value in rows.items())
@@ -262,6 +279,10 @@ def status(namespace: str | None, service: OperatorService, output: str) -> None
     help="Its holder identity in the Lease. Default: the host name.",
 )
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", help="Of the log lines.")
+@click.option(
+    "--trust-authors", is_flag=True, help="Accept all fields of clusters, even if no admission policy checks authors."
+)
+@adopt_option
 @kubeconfig_option
 @context_option
 def run(lease_duration: float, **options: Any) -> None:

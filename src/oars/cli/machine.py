@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,24 +13,15 @@ from click.shell_completion import get_completion_class
 
 import oars
 from oars.base.errors import UsageError
-from oars.base.settings import Settings
 from oars.cli.errors import say
 from oars.cli.options import ClusterOptions, cluster_options, quiet_option
-from oars.cli.output import Column, emit, output_option, table, write
+from oars.cli.output import Column, emit, output_option, show_span, table, write
 from oars.cli.progress import Progress
 from oars.spec.resources import show_memory
 
 if TYPE_CHECKING:
-    from oars.service.diagnostics import Finding
+    from oars.service.diagnostics import Finding, Setting
     from oars.service.environments import EnvInfo, EnvironmentService
-
-
-@dataclass(frozen=True)
-class Setting:
-    name: str
-    value: str
-    source: str
-    meaning: str
 
 
 COMPLETION_VARIABLE = "_OARS_COMPLETE"
@@ -47,7 +37,7 @@ ENVIRONMENTS: tuple[Column[EnvInfo], ...] = (
     Column("VERSION", lambda e: e.version),
     Column("PYTHON", lambda e: e.python),
     Column("SIZE", lambda e: show_memory(e.size)),
-    Column("USED", lambda e: _age(e.last_used)),
+    Column("USED", lambda e: f"{show_span(time.time() - e.last_used)} ago"),
     Column("PACKAGES", lambda e: ", ".join(e.packages)),
     Column("PATH", lambda e: e.path, wide=True),
 )
@@ -128,14 +118,6 @@ def _environment_data(info: EnvInfo) -> dict[str, Any]:
     return {**asdict(info), "path": str(info.path)}
 
 
-def _age(moment: float) -> str:
-    seconds = max(0, int(time.time() - moment))
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size}{unit} ago"
-    return f"{seconds}s ago"
-
-
 @click.group()
 def config() -> None:
     """Show the settings in effect."""
@@ -145,24 +127,11 @@ def config() -> None:
 @output_option
 def show_config(output: str) -> None:
     """Show every setting. Lists its value and the environment variable that sets it."""
+    from oars.service.diagnostics import settings
+
     found = settings(os.environ)
     names = [setting.name for setting in found]
     emit(output, [asdict(each) for each in found], names, lambda wide: table(found, SETTINGS, wide))
-
-
-def settings(environ: Mapping[str, str]) -> list[Setting]:
-    now = Settings.from_environ(environ)
-    debug, no_color = ("yes" if environ.get(variable) else "no" for variable in ("OARS_DEBUG", "NO_COLOR"))
-    rows = (  # the variables that set the value, in order of precedence
-        ("state_dir", str(now.state_dir), ("OARS_STATE_DIR", "XDG_STATE_HOME"), "clusters"),
-        ("cache_dir", str(now.cache_dir), ("OARS_CACHE_DIR", "XDG_CACHE_HOME"), "environments"),
-        ("debug", debug, ("OARS_DEBUG",), "tracebacks of unexpected errors"),
-        ("no_color", no_color, ("NO_COLOR",), "no colours"),
-    )
-    return [
-        Setting(name, value, next(filter(environ.get, variables), "default"), f"{meaning}: {variables[0]}")
-        for name, value, variables, meaning in rows
-    ]
 
 
 @click.command()

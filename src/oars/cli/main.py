@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,7 +14,7 @@ from click.shell_completion import CompletionItem
 import oars
 from oars.base.text import suggest
 from oars.cli import errors
-from oars.cli.commands import COMMANDS, help_page
+from oars.cli.commands import COMMANDS, MEANT, help_page
 
 
 class LazyGroup(click.Group):
@@ -30,7 +32,8 @@ class LazyGroup(click.Group):
         name = args[0]
         if name in COMMANDS or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        raise click.UsageError(f"No such command {name!r}.{suggest(name, COMMANDS)}", ctx)
+        meant = f" Did you mean {MEANT[name]!r}?" if name in MEANT else suggest(name, COMMANDS)
+        raise click.UsageError(f"No such command {name!r}.{meant}", ctx)
 
     def get_help(self, ctx: click.Context) -> str:
         return help_page()
@@ -54,6 +57,8 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def call(args: Sequence[str] | None) -> int:
+    if not os.environ.get("OARS_DEBUG"):  # progress and errors say it already, and `-q` must keep quiet
+        logging.getLogger("oars").addHandler(logging.NullHandler())
     code: int | None = cli.main(args, prog_name="oars", standalone_mode=False)
     sys.stdout.flush()  # raises BrokenPipeError here rather than at exit
     return code or 0

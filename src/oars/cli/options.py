@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from oars.base.errors import SpecError, UsageError
 from oars.cli import completions
+from oars.cli.convert import read_file, take_foreign
 from oars.spec.resources import duration
 
 if TYPE_CHECKING:
@@ -30,6 +30,11 @@ def parse_duration(ctx: click.Context, param: click.Parameter, value: str) -> fl
         return duration(value)
     except ValueError as error:
         raise SpecError(f"{param.opts[-1]}: {error}.", "Examples: 30s, 5m, 1h30m.") from error
+
+
+def parse_age(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """The time that many seconds ago, in seconds since the epoch."""
+    return None if value is None else time.time() - parse_duration(ctx, param, value)
 
 
 def timeout_option(default: str) -> Decorator:
@@ -53,11 +58,13 @@ _MODE = click.option(
     help="Kubernetes: who reconciles the cluster. Default: the operator if one watches the namespace.",
 )
 _SPEC = (
-    click.option("-f", "--file", metavar="FILE", type=click.Path(), help="A cluster.yaml; '-' reads stdin."),
+    click.option(
+        "-f", "--file", metavar="FILE", shell_complete=completions.specs, help="A cluster.yaml; - reads stdin."
+    ),
     click.option(
         "--engine", metavar="ENGINE", shell_complete=completions.engines, help="dask, ray, mars or a plug-in."
     ),
-    click.option("--workers", type=int, metavar="N", help="Number of workers."),
+    click.option("--workers", type=click.IntRange(0), metavar="N", help="Number of workers."),
     click.option("--cpu", metavar="CPU", help="CPUs of each worker, such as 2 or 500m."),
     click.option("--memory", metavar="SIZE", help="Memory of each worker, such as 4Gi."),
     click.option("--image", metavar="IMAGE", help="Kubernetes: the image of all pods."),
@@ -68,13 +75,17 @@ _SPEC = (
         "--package", "packages", multiple=True, metavar="PACKAGE", help="Install it beside the engine. Repeatable."
     ),
     click.option("--name", "option_name", metavar="NAME", help="The name of the cluster."),
+    click.option("--strict", is_flag=True, help="Fail if a field of another project's file is not honoured."),
 )
 _OVERRIDES = ("engine", "workers", "cpu", "memory", "image", "packages")
-_LOCATION = (
-    click.option("--place", metavar="PLACE", shell_complete=completions.places, help="local or kubernetes."),
+_KUBERNETES = (
     click.option("--context", metavar="NAME", help="Kubernetes: a context of the kubeconfig."),
     _NAMESPACE,
     click.option("--kubeconfig", metavar="FILE", type=click.Path(), help="Kubernetes. Default: as for kubectl."),
+)
+_LOCATION = (
+    click.option("--place", metavar="PLACE", shell_complete=completions.places, help="local or kubernetes."),
+    *_KUBERNETES,
 )
 
 
@@ -88,6 +99,7 @@ class ClusterOptions:
     option_name: str | None
     location: Location
     timeout: float = 0.0
+    strict: bool = False
 
     @property
     def service(self) -> Service:
@@ -95,14 +107,17 @@ class ClusterOptions:
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """The file with the options applied. Read once: stdin cannot be read again."""
+        """The file with the options applied. Read once: stdin cannot be read again. A manifest of another project is
+        converted, and what is not honoured is printed."""
         from oars.service import specs
 
         overrides = {**self.overrides, "place": self.location.place}
-        if self.file == "-":
-            return specs.from_text(sys.stdin.read(), "stdin", self.sets, overrides)
         if self.file is not None:
-            return specs.from_file(Path(self.file), self.sets, overrides)
+            content, source = read_file(self.file)
+            converted = take_foreign(content, source, "ComputeCluster", "ComputeJob", strict=self.strict)
+            if converted is not None:
+                return specs.from_data(converted, self.sets, overrides)
+            return specs.from_text(content, source, self.sets, overrides)
         if overrides["engine"] is None and not any(each.startswith("engine=") for each in self.sets):
             raise UsageError("No engine is given.", "Use --engine dask (or ray, mars), or -f cluster.yaml.")
         return specs.from_data({}, self.sets, overrides)
@@ -152,7 +167,7 @@ def _take_location(given: dict[str, Any]) -> Location:
 def _take_options(given: dict[str, Any]) -> ClusterOptions:
     overrides = {name: given.pop(name) for name in _OVERRIDES}
     overrides["packages"] = list(overrides["packages"]) or None
-    fields = {name: given.pop(name) for name in ("file", "sets", "option_name")}
+    fields = {name: given.pop(name) for name in ("file", "sets", "option_name", "strict")}
     return ClusterOptions(
         **fields, overrides=overrides, location=_take_location(given), timeout=given.pop("timeout", 0.0)
     )
@@ -166,6 +181,8 @@ def _make_service(location: Location) -> Service:
 
 # Where a cluster is, passed as `service: Service`; and several choices of options, passed as `options: ClusterOptions`.
 location_options = pass_as("service", _LOCATION, lambda given: _make_service(_take_location(given)))
-render_options = pass_as("options", (*_SPEC, _NAMESPACE), _take_options)
+render_options = pass_as("options", (*_SPEC, *_KUBERNETES), _take_options)
+image_options = pass_as("options", _SPEC, _take_options)
 diff_options = pass_as("options", (*_SPEC, *_LOCATION), _take_options)
+job_options = pass_as("options", (*_SPEC, *_LOCATION, _MODE), _take_options)
 cluster_options = pass_as("options", (*_SPEC, *_LOCATION, _MODE, timeout_option("2m")), _take_options)

@@ -14,8 +14,13 @@ import click
 from oars.cli.errors import has_colour
 
 T = TypeVar("T")
-PHASES = {"Ready": "green", "Starting": "yellow", "Pending": "yellow", "Degraded": "yellow", "Failed": "red"}
+PHASES = {
+    **dict.fromkeys(("Ready", "Running", "Succeeded"), "green"),
+    **dict.fromkeys(("Starting", "Pending", "Degraded", "Queued", "Retrying", "Suspended"), "yellow"),
+    **dict.fromkeys(("Failed", "Cancelled"), "red"),
+}
 _GAP = "  "
+MIN_LAST = 12  # columns: a narrower rest of a column says nothing
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ def as_yaml(data: Any) -> str:
 
 
 def table(rows: Sequence[T], columns: Sequence[Column[T]], wide: bool) -> str:
-    """A header and a line per row. Unless it is wide, empty columns are omitted, and on a terminal the last column is
-    cut to fit."""
+    """A header and a line per row. Unless it is wide, empty columns are omitted, and on a terminal the last columns are
+    omitted and the last one of the others is cut to fit."""
     chosen = [
         column for column in columns
         if wide or (not column.wide and any(_plain(column.value(row)) != "-" for row in rows))
@@ -99,15 +104,31 @@ def table(rows: Sequence[T], columns: Sequence[Column[T]], wide: bool) -> str:
     cells = [[_plain(column.value(row)) for column in chosen] for row in rows]
     titles = [column.title for column in chosen]
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    room = None if wide else _room(sum(widths[:-1]) + len(_GAP) * (len(chosen) - 1))
+    limit = None if wide else _columns()
+    used = [sum(widths[:end]) + len(_GAP) * end for end in range(len(widths))]  # left of each column
+    while limit and len(chosen) > 1 and used[len(chosen) - 1] + min(widths[len(chosen) - 1], MIN_LAST) > limit:
+        chosen.pop()
+    count = len(chosen)
+    titles, cells = titles[:count], [row[:count] for row in cells]
+    room = None if limit is None else limit - used[count - 1]
 
     def line(texts: Sequence[str], paints: Sequence[Callable[[str], str]]) -> str:
         fitted = [*texts[:-1], _cut(texts[-1], room)]
-        padded = (paint(text.ljust(width)) for text, width, paint in zip(fitted, widths, paints, strict=True))
+        padded = (paint(text.ljust(width)) for text, width, paint in zip(fitted, widths[:count], paints, strict=True))
         return _GAP.join(padded).rstrip()
 
     paints = [column.paint for column in chosen]
     return "\n".join([line(titles, [str] * len(chosen)), *(line(row, paints) for row in cells)])
+
+
+def show_span(seconds: float | None) -> str:
+    """A time, rounded down to the largest unit of which it has two: 5400 → '90m'; '-' for None."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0.0, seconds // 1):.0f}s"
 
 
 def paint_phase(text: str) -> str:
@@ -120,12 +141,10 @@ def _plain(value: object) -> str:
     return " ".join(str(value).split()) or "-"
 
 
-def _room(used: int) -> int | None:
-    """The width left for the last column; None: unlimited."""
-    if not sys.stdout.isatty():
-        return None
-    return max(20, shutil.get_terminal_size().columns - used)
+def _columns() -> int | None:
+    """The width of the terminal; None: unlimited."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _cut(text: str, room: int | None) -> str:
-    return text if room is None or len(text) <= room else text[: room - 1] + "…"
+    return text if room is None or len(text) <= room else text[: max(0, room - 1)] + "…"

@@ -2,139 +2,97 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import signal
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import cast
 
 import click
 
-from oars.base.errors import Denied, NotFound, OarsError, UsageError
-from oars.cli import signals
+from oars.base.errors import NameInUse, UsageError
+from oars.cli import completions, signals
 from oars.cli.options import ClusterOptions, cluster_options, quiet_option
 from oars.cli.progress import Progress
 
-if TYPE_CHECKING:
-    from oars.service import AsyncCluster
-
-GRACE_SECONDS = 10.0  # for the script to end after a signal, before the next stronger one
-_PR_SET_PDEATHSIG = 1
-
 
 class ScriptCommand(click.Command):
-    """If options precede SCRIPT, everything after it belongs to the script. Otherwise options may follow SCRIPT, up to
-    `--`."""
+    """Options may precede and follow SCRIPT, up to `--`. What follows SCRIPT and is not an option belongs to it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        may_follow = bool(args) and not args[0].startswith("-")
-        ctx.allow_interspersed_args = ctx.ignore_unknown_options = may_follow
-        return super().parse_args(ctx, args)
+        return super().parse_args(ctx, self._options_first(args, ctx.help_option_names))
+
+    def _options_first(self, args: list[str], help_names: list[str]) -> list[str]:
+        """Move all options before SCRIPT. Unknown ones that precede SCRIPT stay there, for click to report."""
+        options = cast("list[click.Option]", [each for each in self.params if each.param_type_name == "option"])
+        known = {name for each in options for name in each.opts} | set(help_names)
+        valued = {name for each in options if not each.is_flag for name in each.opts}
+        repeatable = {name for each in options if each.multiple for name in each.opts}
+        before: list[str] = []
+        behind: list[str] = []
+        script: list[str] = []
+        rest, has_script = list(args), False
+        while rest and rest[0] != "--":
+            word = rest.pop(0)
+            name = word.partition("=")[0]
+            is_option = name in known if has_script else word.startswith("-")
+            if not is_option:
+                script.append(word)
+                has_script = True
+                continue
+            if has_script and name in (*before, *behind) and name not in repeatable:
+                hint = f"If one is for {script[0]}, put `--` before its arguments." if script else "Give it once."
+                raise UsageError(f"{name} is given twice.", hint)
+            has_script = has_script or name == "-m"
+            (behind if script else before).extend([word, *(rest[:1] if word in valued else ())])
+            del rest[: word in valued]
+        return [*before, *behind, "--", *script, *rest[1:]]
 
 
 @click.command(cls=ScriptCommand)
 @cluster_options
 @quiet_option
-@click.argument("script", type=click.Path())
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(script: str, args: tuple[str, ...], options: ClusterOptions, quiet: bool) -> int:
+@click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT, as `python -m` does.")
+@click.argument(
+    "script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...", shell_complete=completions.script
+)
+def run(script: tuple[str, ...], module: str | None, options: ClusterOptions, quiet: bool) -> int:
     """Create a cluster, run SCRIPT as its driver, stop the cluster. The exit code is the script's.
 
     The script connects with the engine's own API: distributed.Client(), ray.init(); for Mars oars.connect(). Its output
-    is not changed.
+    is not changed. Options of Oars may precede and follow SCRIPT; other words after SCRIPT are its arguments, and so is
+    everything after --.
 
     \b
-    oars run --engine ray train.py --epochs 3          everything after SCRIPT belongs to the script
-    oars run train.py --engine ray -- --workers 8      or options after SCRIPT, up to --
+    oars run train.py --engine ray --epochs 3          --epochs is the script's
+    oars run train.py --engine ray -- --workers 8      --workers is the script's
+    oars run -m package.train --engine ray             a module
     """
+    from oars.service.scripts import FrontDoor, ScriptRun, module_directory
     from oars.service.specs import generate_name
 
-    modules = module_directory(script)
+    if not script and not module:
+        raise UsageError("No script is named.", "Give a Python file, or -m MODULE.")
+    modules = os.getcwd() if module else str(module_directory(script[0]))
+    argv = ["-m", module, *script] if module else list(script)
     with Progress(quiet=quiet) as progress:
         name, spec = options.resolve(None, generate_name)
         cluster = options.service.new(
-            name, spec, timeout=options.timeout, progress=progress, tied=True, modules=str(modules)
+            name, spec, timeout=options.timeout, progress=progress, tied=True, modules=modules
         )
         progress(f"{name}: starting")
-        run = _ScriptRun(cluster, progress, [script, *args])
-        return signals.run(run.run(), run.on_signal)
-
-
-class _ScriptRun:
-    """Starts the cluster, runs the script, stops the cluster."""
-
-    def __init__(self, cluster: AsyncCluster, progress: Progress, argv: list[str]) -> None:
-        self._cluster = cluster
-        self._progress = progress
-        self._argv = argv
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def run(self) -> int:
-        await self._cluster.start()
+        caller = FrontDoor(
+            progress,
+            give_terminal=progress.close,
+            take_terminal=progress.again,
+            warn=lambda text: progress.say(f"warning: {text}"),
+            has_sent_interrupt=_shares_terminal,
+        )
+        script_run = ScriptRun(cluster, argv, caller)
         try:
-            self._progress.close()  # the terminal now belongs to the script
-            return await self._run_script()
-        finally:
-            await self._stop()
-
-    async def _stop(self) -> None:
-        """A cluster that stops too slowly does not change the script's exit code."""
-        try:
-            with self._progress.again() as progress:
-                progress(f"{self._cluster.name}: stopping")
-                await self._cluster.stop()
-        except OarsError as error:
-            self._progress.say(f"warning: {error.message}")
-        finally:
-            await self._cluster.close()
-
-    async def _run_script(self) -> int:
-        driver = self._cluster.driver()
-        env = {"PYTHONUNBUFFERED": "1", **driver.env}  # shows output at once, even through a pipe
-        start = asyncio.create_subprocess_exec
-        self._process = process = await start(driver.python, *self._argv, env=env, preexec_fn=_kill_with(os.getpid()))
-        try:
-            code = await process.wait()
-        except asyncio.CancelledError:
-            await _end(process)
+            return signals.run(script_run.run(), script_run.on_signal)
+        except NameInUse as error:
+            reference = options.service.reference(name)
+            error.hint = f"Run it there with `oars exec {reference} -- python {shlex.join(argv)}`. {error.hint}"
             raise
-        return code if code >= 0 else 128 - code
-
-    def on_signal(self, count: int) -> None:
-        """A second signal kills the script."""
-        if self._process is None:
-            self._progress(f"{self._cluster.name}: stopping")
-        elif count > 1:
-            _send(self._process, signal.SIGKILL)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Send stronger and stronger signals. The first one is not sent if the terminal has sent it already."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if number is not signal.SIGINT or not _shares_terminal():
-            _send(process, number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_SECONDS):
-                await process.wait()
-                return
-
-
-def module_directory(script: str) -> Path:
-    """The directory whose modules the script can import, and so must the workers."""
-    path = Path(os.path.realpath(script))
-    if not path.exists():
-        raise NotFound(f"There is no script {script!r}.", f"Check the path; it is relative to {os.getcwd()}.")
-    if path.is_dir() and not (path / "__main__.py").is_file():
-        raise UsageError(
-            f"{script!r} is a directory, not a script.", "Give a Python file, or a directory with a __main__.py."
-        )
-    if not os.access(path, os.R_OK):
-        raise Denied(
-            f"No permission to read the script {script!r}.", f"Run `ls -l {script}` to check its owner and mode."
-        )
-    return path if path.is_dir() else path.parent
 
 
 def _shares_terminal() -> bool:
@@ -143,22 +101,3 @@ def _shares_terminal() -> bool:
         if os.isatty(descriptor):
             return os.tcgetpgrp(descriptor) == os.getpgrp()
     return False
-
-
-def _send(process: asyncio.subprocess.Process, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
-
-
-def _kill_with(parent: int) -> Any:
-    """A function for the child to run before the script, so that the kernel kills the script when this process dies."""
-    import ctypes
-
-    prctl = ctypes.CDLL(None).prctl
-
-    def request_signal() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return request_signal if sys.platform == "linux" else None

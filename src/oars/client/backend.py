@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from oars.base.errors import NotFound, UsageError
+from oars.base.errors import NotFound, TimedOut, UsageError
 from oars.base.text import suggest
 from oars.engines.base import Access
 from oars.places.report import Report
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from oars.kube.exec import ExecSession
     from oars.plan.changes import Change
     from oars.spec.cluster import ClusterSpec
-    from oars.spec.status import Status
+    from oars.spec.status import Gone, Status
 
 Progress = Callable[[str], None]
 STOP_SECONDS = 60.0  # for a cluster to stop
@@ -42,6 +42,17 @@ class Location:
     namespace: str | None = None
     kubeconfig: str | None = None
     mode: str | None = None
+
+    def reference(self, name: str, namespace: str = "") -> str:
+        """A name and the options with which an `oars` command finds it here, for hints."""
+        options = {"--kubeconfig": self.kubeconfig, "--context": self.context, "-n": namespace or self.namespace}
+        return name + "".join(f" {option} {value}" for option, value in options.items() if value)
+
+
+def no_answer(place: str, what: str, seconds: float) -> TimedOut:
+    """The error for a place that did not answer in time; `what` was asked for: clusters or jobs."""
+    who = f"The local {what}" if place == "local" else place.capitalize()
+    return TimedOut(f"{who} did not answer within {seconds:.0f} s.")
 
 
 def make_location(label: Callable[[str], str], **fields: str | None) -> Location:
@@ -66,21 +77,26 @@ class Driver:
 @dataclass(frozen=True)
 class CreateOptions:
     """How to create a cluster. tied: it ends with this process. modules: a directory whose modules workers can import;
-    None: the directory of the running script."""
+    None: the directory of the running script. cwd: the directory in which local members run; None: the present one.
+    job: the mark of the job that it is for."""
 
     tied: bool
     progress: Progress = ignore
     modules: str | None = None
+    cwd: str | None = None
+    job: str = ""
 
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What to read of a member's log. `on_trouble` is called with a sentence when following is interrupted for long."""
+    """What to read of a member's log. since: only later lines, in seconds since the epoch. `on_trouble` is called with
+    a sentence when following is interrupted for long."""
 
     follow: bool = False
     tail: int | None = None
     previous: bool = False
     container: str = ""
+    since: float | None = None
     on_trouble: Progress = ignore
 
 
@@ -102,6 +118,10 @@ class ClusterHandle(Protocol):
     def runs_as(self) -> str:
         """Completes "Cluster 'demo' runs …", for error messages."""
 
+    @property
+    def host(self) -> str:
+        """The other host that the cluster belongs to; empty if it can be changed from here."""
+
     async def exists(self) -> bool: ...
 
     async def has_leftovers(self) -> bool:
@@ -109,6 +129,9 @@ class ClusterHandle(Protocol):
 
     async def spec(self) -> ClusterSpec:
         """The spec as last written. Raises NotFound."""
+
+    def sized(self, spec: ClusterSpec) -> ClusterSpec:
+        """The spec with the memory that members get where it sets none."""
 
     async def report(self, timeout: float | None = None) -> Report:  # noqa: ASYNC109 (the backend has its own default)
         """The current status and causes. Raises TimedOut."""
@@ -125,8 +148,16 @@ class ClusterHandle(Protocol):
     async def generation(self) -> int:
         """The generation of the spec. A report with an older one does not describe this spec yet."""
 
-    async def scale(self, replicas: int, group: str | None = None, *, force: bool = False) -> None:
-        """Set the number of workers in a group; None: the first group. force: do not drain."""
+    async def change(self, change: Callable[[ClusterSpec], ClusterSpec], *, force: bool = False) -> None:
+        """Change numbers of workers and autoscaling. Nobody else's change is lost; `change` may be called again. force:
+        do not drain."""
+
+    async def drain(self, members: Sequence[str], *, force: bool = False) -> None:
+        """Request that these workers are drained and replaced, and return at once. force: discard what they hold.
+        Raises NotFound."""
+
+    async def drain_all(self, wanted: bool) -> None:
+        """Request that all workers are drained when their work is done, and none is started; or cancel that."""
 
     async def diff(self, spec: ClusterSpec) -> Sequence[Change]:
         """What apply() would change."""
@@ -148,6 +179,9 @@ class ClusterHandle(Protocol):
     def driver(self) -> Driver:
         """For a program on this machine."""
 
+    async def dashboard_token(self) -> str:
+        """The token that requests to the dashboard need; empty if they need none."""
+
     async def members(self) -> Sequence[str]:
         """All members that have a log."""
 
@@ -161,6 +195,10 @@ class Backend(Protocol):
     def place(self) -> str:
         """local or kubernetes."""
 
+    @property
+    def where(self) -> str:
+        """Completes "There is no cluster 'demo' …", such as "in namespace 'team'"."""
+
     async def login(self) -> None:
         """Obtain credentials, which may need a person. Timeouts of other calls do not include it."""
 
@@ -173,6 +211,12 @@ class Backend(Protocol):
     def cluster(self, name: str) -> ClusterHandle: ...
 
     async def list(self, *, all_namespaces: bool = False) -> Sequence[ClusterHandle]: ...
+
+    async def gone(self, *, all_namespaces: bool = False) -> Sequence[Gone]:
+        """Clusters that ended by themselves within the last day, the latest last."""
+
+    async def find_untracked(self, name: str) -> NotFound | None:
+        """The error about a cluster of that name that runs here but that Oars does not track, if there is one."""
 
     async def close(self) -> None:
         """Release connections. Clusters that are not tied keep running."""
@@ -204,6 +248,24 @@ class SupportsCopy(Protocol):
     async def copy_from(self, source: str, target: Path, member: str, container: str | None = None) -> None: ...
 
 
+@dataclass(frozen=True)
+class Usage:
+    """What a member uses: CPU seconds since its start or, where the place measures that itself, the number of
+    processors in use; and bytes of memory."""
+
+    cpu_seconds: float = 0.0
+    memory: int = 0
+    cpu: float | None = None
+
+
+@runtime_checkable
+class SupportsUsage(Protocol):
+    """CPU time and memory of members can be measured."""
+
+    async def usage(self) -> Mapping[str, Usage] | None:
+        """What each running member uses, with all processes that it started; None: the place does not measure it."""
+
+
 @runtime_checkable
 class SupportsForward(Protocol):
     """The dashboard needs a port-forward, which ends with this process."""
@@ -211,15 +273,17 @@ class SupportsForward(Protocol):
     def forward_dashboard(self, port: int) -> AbstractAsyncContextManager[str]:
         """Forward a local port (0: a free one) to the dashboard of the current head; its URL."""
 
-    async def dashboard_secret(self) -> str:
-        """The file in the head with the secret that the dashboard asks for; empty if it asks for none."""
-
 
 def check_member(name: str, member: str, known: Sequence[str]) -> None:
     if member not in known:
-        raise NotFound(
-            f"Cluster {name!r} has no member {member!r}.{suggest(member, known)}", f"Members: {', '.join(known)}."
-        )
+        # One that differs in its number only is no misspelling, but a member that does not exist.
+        is_other = any(_without_digits(member) == _without_digits(each) for each in known)
+        meant = "" if is_other else suggest(member, known)
+        raise NotFound(f"Cluster {name!r} has no member {member!r}.{meant}", f"Members: {', '.join(known)}.")
+
+
+def _without_digits(text: str) -> str:
+    return text.rstrip("0123456789")
 
 
 def check_container(container: str, known: Sequence[str]) -> None:

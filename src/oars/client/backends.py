@@ -59,6 +59,8 @@ async def find_cluster(
     """The first cluster of that name, and its backend for the caller to close. Raises TimeoutError if a backend does
     not answer. leftovers: also find what is left of a deleted cluster."""
     known: list[str] = []
+    looked: list[str] = []
+    untracked: NotFound | None = None
     trouble: OarsError | None = None
     for backend in backends(location, environ):
         found: ClusterHandle | None = None
@@ -69,6 +71,9 @@ async def find_cluster(
                 found = handles.get(name)
                 if found is None and leftovers and await backend.cluster(name).has_leftovers():
                     found = backend.cluster(name)
+                if found is None:
+                    untracked = untracked or await backend.find_untracked(name)
+                    looked.append(backend.where)
             known += handles
         except OarsError as error:
             trouble = error
@@ -79,6 +84,8 @@ async def find_cluster(
             return backend, found
     if trouble is not None:
         raise trouble
-    namespace = f" -n {location.namespace}" if location.namespace else ""
-    hint = suggest(name, known).strip() or f"Run `oars ls{namespace}` to list clusters."
-    raise NotFound(f"There is no cluster {name!r}.", hint)
+    if untracked is not None:
+        raise untracked
+    listing = "`oars ls` to list clusters" if backend.place == "local" else "`oars ls -A` to look in all namespaces"
+    hint = suggest(name, known).strip() or f"Run {listing}."
+    raise NotFound(f"There is no cluster {name!r} {', nor '.join(looked)}.", hint)

@@ -11,6 +11,7 @@ from typing import Any
 from oars import engines
 from oars.base.errors import NotFound
 from oars.engines.base import Access
+from oars.engines.sessions import make_executor
 
 
 def connect() -> Any:
@@ -21,8 +22,7 @@ def connect() -> Any:
 
 def executor() -> Executor:
     """Return a concurrent.futures.Executor on the cluster that this program was started for."""
-    access = _access()
-    return engines.session(engines.get(access.engine)).executor(access)
+    return make_executor(_access(), connect=True)
 
 
 def _access() -> Access:
@@ -33,4 +33,4 @@ def _access() -> Access:
             f"Start it with `oars run {sys.argv[0] or 'script.py'} --engine dask`, or use oars.Cluster.attach(name).",
         )
     name, dashboard = os.environ.get("OARS_NAME", ""), os.environ.get("OARS_DASHBOARD", "")
-    return Access(name=name, engine=engine, address=address, dashboard=dashboard, env=dict(os.environ))
+    return Access(name, engine, address, dashboard, dict(os.environ), os.environ.get("OARS_NAMESPACE", ""))

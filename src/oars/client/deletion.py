@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
-from oars.client import operator_client
+from oars.base.errors import OarsError
+from oars.client import namespaces, operator_client
 from oars.client.operator_client import if_allowed
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
@@ -20,25 +24,37 @@ POLL_SECONDS = 0.2
 FORCE_AFTER = 5.0  # seconds; the work of a deleted cluster need not finish
 
 
-async def remove(client: Client, name: str, namespace: str, root: Object | None = None) -> bool:
-    """Delete the root, which owns all other objects, and the namespace if it was created for the cluster. The namespace
-    is deleted before the pods are gone, because an interrupted wait would leave it behind. `root`: delete only this
-    one. False: it is gone, and another cluster has its name, which is not touched."""
-    owned = await owns_namespace(client, name, namespace)
+@dataclass(frozen=True)
+class Removal:
+    """`is_ours` False: the root is gone, and another cluster has its name, which is not touched. `others`: what keeps
+    the namespace that was created for the cluster from being deleted."""
+
+    is_ours: bool
+    others: tuple[str, ...] = ()
+
+
+async def remove(client: Client, name: str, namespace: str, root: Object | None = None) -> Removal:
+    """Delete the root, which owns all other objects, and the namespace if it was created for the cluster and nothing
+    else is in it. The namespace is deleted before the pods are gone, because an interrupted wait would leave it behind.
+    `root`: delete only this one."""
+    present = [root] if root else await _roots(client, name, namespace)
+    own = await namespaces.find_own(client, name, namespace, present[0] if present else None)
+    others = await namespaces.others(client, name, namespace) if own else []
     if root is None:
         await _delete_roots(client, name, namespace)
     elif not await _delete_root(client, name, namespace, root):
-        return False
-    if owned:
-        await client.delete(NAMESPACE, namespace)
-    return True
+        return Removal(is_ours=False)
+    if own and not others:
+        await client.delete(NAMESPACE, namespace, uid=own["metadata"]["uid"])
+    return Removal(is_ours=True, others=tuple(others))
 
 
-async def owns_namespace(client: Client, name: str, namespace: str) -> bool:
-    """True if the namespace was created for this cluster, by its label. The spec is no proof: it may have been written
-    into a namespace that others share."""
-    found = await if_allowed(client.get(NAMESPACE, namespace))
-    return found is not None and bool(found["metadata"].get("labels", {}).get(names.CLUSTER) == name)
+async def _roots(client: Client, name: str, namespace: str) -> list[Object]:
+    """The roots of both modes. With an operator the ConfigMap has files only, and the root is the ComputeCluster."""
+    config_map = await if_allowed(client.get(CONFIG_MAP, names.root(name), namespace))
+    resource = await if_allowed(client.get(COMPUTE_CLUSTER, name, namespace))
+    is_direct = config_map is not None and INTENT in config_map.get("data", {})
+    return [root for root in (config_map if is_direct else None, resource) if root is not None]
 
 
 async def _delete_roots(client: Client, name: str, namespace: str) -> None:
@@ -69,23 +85,35 @@ async def _delete_root(client: Client, name: str, namespace: str, root: Object) 
 
 
 async def exists(client: Client, name: str, namespace: str) -> bool:
-    """True if there is a cluster of that name, of either mode. One of an operator has a ConfigMap too, for files."""
-    root = await if_allowed(client.get(CONFIG_MAP, names.root(name), namespace))
-    is_direct = root is not None and INTENT in root.get("data", {})
-    return is_direct or await if_allowed(client.get(COMPUTE_CLUSTER, name, namespace)) is not None
+    """True if there is a cluster of that name, of either mode."""
+    return bool(await _roots(client, name, namespace))
 
 
 async def await_end(client: Client, name: str, namespace: str, wait: float) -> bool:
     """True if all members were gone in time. Other pods with the cluster's label do not count."""
-    started, selector, forced = time.monotonic(), names.selector({names.CLUSTER: name}), False
+    started, selector, forced = time.monotonic(), names.selector({names.CLUSTER: name}), set[str]()
     while time.monotonic() - started < wait:
         listed = (await client.list(POD, namespace, labels=selector)).items
-        left = [pod for pod in listed if observe.is_member(pod)]
+        left = [pod["metadata"] for pod in listed if observe.is_member(pod)]
         if not left:
             return True
-        if not forced and time.monotonic() - started > FORCE_AFTER:
-            forced = True  # shorten the grace period, if we have the right to
-            named = [pod["metadata"]["name"] for pod in left]
-            await asyncio.gather(*(if_allowed(client.delete(POD, name, namespace, grace=1)) for name in named))
+        # Shorten the grace period, if we have the right to: a worker that is starting does not hear the signal to end.
+        # One that is not being deleted yet would be replaced.
+        ending = {pod["name"] for pod in left if pod.get("deletionTimestamp")} - forced
+        if ending and time.monotonic() - started > FORCE_AFTER:
+            forced |= ending
+            await asyncio.gather(*(if_allowed(client.delete(POD, each, namespace, grace=1)) for each in ending))
         await asyncio.sleep(POLL_SECONDS)  # a few polls are cheaper than a watch
     return False
+
+
+@contextlib.asynccontextmanager
+async def deleted_on_error(client: Client, created: Object) -> AsyncIterator[None]:
+    """Delete an object that was just created if the body fails."""
+    try:
+        yield
+    except BaseException:
+        metadata = created["metadata"]
+        with contextlib.suppress(OarsError):  # the first error is the one to report
+            await client.delete(kind_of(created), metadata["name"], metadata.get("namespace"), uid=metadata["uid"])
+        raise

@@ -6,18 +6,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from oars import engines
+from oars.base import codec
 from oars.base.errors import NotFound, OarsError, Replaced
 from oars.base.log import get_logger, pairs
+from oars.client.watches import Watches
 from oars.control.loop import Loop
 from oars.control.runner import Runner
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_denied, is_not_found
-from oars.kube.informer import Informer, start_all, stop_all, wait_all_synced
+from oars.kube.informer import Informer, stop_all
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, LEASE, POD, Object
 from oars.kube.lease import Elector
 from oars.model import Desired, Pause
@@ -25,18 +28,19 @@ from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace, Setting
 from oars.places.kube.render.defaults import DEFAULTS
-from oars.places.kube.state import observe, ownership
+from oars.places.kube.state import endings, observe, ownership
 from oars.places.kube.state.cache import trimmed_deployment, trimmed_pod
+from oars.places.kube.state.nodes import NodeWatch
 from oars.places.kube.state.root import INTENT, ConfigMapRoot, read_intent, reference, report_of
 from oars.places.kube.why.api_errors import cause_of, denied_with_rule
 from oars.places.kube.wire import Reach
 from oars.places.report import Report
-from oars.plan.desired import build
+from oars.plan.desired import build, make_lifetime
+from oars.plan.lifetime import ended, rules
 from oars.plan.status import failed
 from oars.spec import load
-from oars.spec.status import Phase, Status
+from oars.spec.status import Expires, Phase, Status
 
-SYNC_SECONDS = 30.0
 LONGEST_PAUSE = 5.0  # after an error
 MIN_ORPHAN_TIMEOUT = 10.0  # seconds: two renewals of the Lease
 
@@ -44,13 +48,16 @@ log = get_logger(__name__)
 
 
 def lease_metadata(root: Object) -> Object:
-    """Labels, owner reference and annotations of the cluster's Lease. The annotation sets the helper's orphan timeout:
-    at least two renewals, or 0 for none."""
+    """Labels, owner reference and annotations of the cluster's Lease. The annotations tell the helper the orphan
+    timeout, at least two renewals or 0 for none, and the lifetime."""
     intent = read_intent(root)
     metadata = {"labels": root["metadata"]["labels"], "ownerReferences": [reference(CONFIG_MAP, root)]}
-    orphaned = load.build(intent.spec, option_model=engines.option_model).spec.lifetime.orphaned
+    spec = load.build(intent.spec, option_model=engines.option_model).spec
+    orphaned = spec.lifetime.orphaned if intent.tied else 0
     timeout = max(orphaned, MIN_ORPHAN_TIMEOUT) if orphaned else 0
-    return {**metadata, "annotations": {names.ORPHANED: f"{timeout:g}"} if intent.tied else {}}
+    created = observe.seconds(root["metadata"].get("creationTimestamp"))
+    lifetime = {"created": created, "rules": codec.dump(rules(make_lifetime(spec)))}
+    return {**metadata, "annotations": {names.ORPHANED: f"{timeout:g}", names.LIFETIME: json.dumps(lifetime)}}
 
 
 async def make_lease(client: Client, root: Object, identity: str) -> None:
@@ -69,7 +76,7 @@ async def make_lease(client: Client, root: Object, identity: str) -> None:
         log.info(pairs("lease not created", lease=metadata["name"], error=error.message))
 
 
-class DirectCache:
+class DirectCache(Watches):
     """Watches the objects of one cluster (see places.kube.state.cache.ClusterCache)."""
 
     def __init__(self, client: Client, namespace: str, name: str, wake: Callable[[], None], uid: str = "") -> None:
@@ -80,26 +87,10 @@ class DirectCache:
         self._roots = informer(CONFIG_MAP, fields=f"metadata.name={names.root(name)}")
         self._root = (CONFIG_MAP.kind, names.root(name))
         self._uid = uid  # of the root; if empty, of the first root seen. A later object of that name is another cluster
-        self._wake = wake
-        self._informers = (self._pods, self._deployments, self._roots)
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def check_watches(self) -> None:
-        """Restart watches that failed. Raises the error that ended them: the cache may be outdated."""
-        ended = [(number, task) for number, task in enumerate(self._tasks) if task.done()]
-        for number, _ in ended:
-            (self._tasks[number],) = start_all((self._informers[number],), self._wake)
-        for _, task in ended:
-            task.result()
+        super().__init__((self._pods, self._deployments, self._roots), wake)
 
     async def start(self) -> None:
-        self._tasks = start_all(self._informers, self._wake)
-        try:
-            with denied_with_rule():
-                await wait_all_synced(self._informers, SYNC_SECONDS)
-        except BaseException:
-            await self.close()
-            raise
+        await super().start()
         for root in self._roots.objects.values():
             self._uid = self._uid or root["metadata"]["uid"]
 
@@ -124,9 +115,6 @@ class DirectCache:
                 return found
         return None
 
-    async def close(self) -> None:
-        await stop_all(self._tasks)
-
 
 class Direct:
     """One cluster, reconciled from here or, while another client holds its Lease, followed (see
@@ -142,7 +130,9 @@ class Direct:
         self._cache = DirectCache(client, namespace, name, self.wake, uid)
         self._electing: asyncio.Task[bool] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._watching_nodes: asyncio.Task[None] | None = None
         self._over = False
+        self._intent = Intent({"engine": ""})  # as last read
         self._built: tuple[str, Desired] | None = None  # the intent as written, and the desired state built from it
         self._leading: tuple[KubePlace, Loop] | None = None  # while we hold the Lease
         self.report: Report | None = None
@@ -154,6 +144,7 @@ class Direct:
             await self._cache.close()
             message = f"There is no cluster {self._name!r} in namespace {self._namespace!r}."
             raise NotFound(message, f"Run `oars ls -n {self._namespace}` to list clusters.")
+        self._intent = read_intent(root)
         self._elector.lease_metadata = lease_metadata(root)
         self._task = asyncio.create_task(self._run(), name=f"oars {self._name}")
 
@@ -196,7 +187,7 @@ class Direct:
                 self._changed.notify_all()
 
     async def reconcile(self, key: str) -> Pause | None:
-        self._cache.check_watches()
+        self._cache.check()
         root = self._cache.root
         if root is None:
             return None
@@ -213,21 +204,37 @@ class Direct:
         _, loop = self._leading
         pause = await loop.once(desired)
         await self._publish(loop.report)
+        if loop.outlook.is_due and loop.outlook.expires is not None:
+            await self._end(root, desired, loop.outlook.expires)
         return pause
+
+    async def _end(self, root: Object, desired: Desired, expires: Expires) -> None:
+        """The lifetime is over: delete the root, as the helper next to the head does if no client runs the loop."""
+        log.info(pairs("cluster ends by itself", cluster=self._name, reason=expires.reason, rule=expires.message))
+        uid = root["metadata"]["uid"]
+        client = self._client.guarded(self._check_leader)
+        await endings.store(client, uid, ended(desired, expires.reason, expires.message, time.time()))
+        await client.delete(CONFIG_MAP, names.root(self._name), self._namespace, uid=uid)
 
     async def report_failure(self, key: str, error: Exception) -> None:
         root = self._cache.root
         if root is None or isinstance(error, NotFound) or (isinstance(error, OarsError) and is_not_found(error)):
             return  # the cluster is being deleted, or was and another has its name: the watch will show it
-        await self._publish(self._failed(error, read_intent(root)))
+        with contextlib.suppress(OarsError):  # a damaged intent is what the report is about
+            self._intent = read_intent(root)
+        await self._publish(self._failed(error, self._intent))
 
     async def _start_leading(self, cached: Object, desired: Desired) -> tuple[KubePlace, Loop]:
-        """Read the root anew: the cache may be older than what the last leader recorded."""
+        """Read the root again: the cache may be older than what the last leader recorded."""
         root = await self._client.get(CONFIG_MAP, names.root(self._name), self._namespace)
         if root["metadata"]["uid"] != cached["metadata"]["uid"]:
             raise Replaced(self._name)
         client = self._client.guarded(self._check_leader)
-        setting = Setting(client, self._cache, ConfigMapRoot(client, root), Reach(client, self._namespace))
+        nodes = NodeWatch(self._client, lambda _: self.wake())
+        self._watching_nodes = asyncio.create_task(nodes.run())
+        setting = Setting(
+            client, self._cache, ConfigMapRoot(client, root), Reach(client, self._namespace), nodes=nodes.departing
+        )
         place = KubePlace(setting, self._namespace)
         return place, Loop(place, engines.get(desired.engine), time.time)
 
@@ -238,6 +245,9 @@ class Direct:
     async def _stop_leading(self) -> None:
         """Drop the place and the loop. The next leader records new state, and we read it when we lead again."""
         leading, self._leading = self._leading, None
+        watching, self._watching_nodes = self._watching_nodes, None
+        if watching is not None:
+            await stop_all([watching])
         if leading is not None:
             place, loop = leading
             await loop.close()
@@ -245,14 +255,15 @@ class Direct:
 
     def _desired(self, root: Object) -> Desired:
         """The desired state, rebuilt only if the intent changed: most changes of the root are our own."""
-        text = root["data"][INTENT]
+        text = (root.get("data") or {}).get(INTENT, "")
         if self._built is None or text != self._built[0]:
             intent = read_intent(root)
             spec = load.build(intent.spec, option_model=engines.option_model).spec
             engine = engines.get(spec.engine)
             desired = build(self._name, spec, engine, DEFAULTS, namespace=self._namespace, tied=intent.tied)
             self._elector.lease_metadata = lease_metadata(root)
-            self._built = (text, replace(intent.applied_to(desired), mode="direct"))
+            created = observe.seconds(root["metadata"].get("creationTimestamp"))
+            self._built = (text, replace(intent.applied_to(desired), mode="direct", created_at=created))
         return self._built[1]
 
     def _followed(self, root: Object) -> Report | None:
@@ -272,7 +283,12 @@ class Direct:
         return Report(failed(before, cause, intent.generation), (cause,))
 
     async def _publish(self, report: Report | None) -> None:
-        if report is None or report == self.report:
+        if report is None:
+            return
+        if root := self._cache.root:
+            created = observe.seconds(root["metadata"].get("creationTimestamp")) or None
+            report = replace(report, status=replace(report.status, created=created))
+        if report == self.report:
             return
         async with self._changed:
             self.report = report

@@ -7,7 +7,8 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from oars import engines
 from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, SpecError, TimedOut, UsageError
 from oars.base.settings import Settings
 from oars.base.text import command
-from oars.client import deletion, operator_client, pod_logs, pod_programs
+from oars.client import deletion, kube_drains, namespaces, operator_client, owner, pod_logs, pod_programs, pod_usage
 from oars.client.backend import (
     STOP_SECONDS,
     WHOLE_LOG,
@@ -24,41 +25,46 @@ from oars.client.backend import (
     Driver,
     Location,
     LogOptions,
+    Usage,
     check_container,
     check_member,
 )
 from oars.client.direct import Direct, make_lease
+from oars.client.drains import check_workers
 from oars.client.driver_env import make_driver
-from oars.client.handles import with_workers
 from oars.client.operator_client import if_allowed
-from oars.client.tunnels import Tunnels, make_forwarder
+from oars.client.tunnels import Tunnels, make_forwarder, published_address
 from oars.engines.base import Access
 from oars.envs.build import Environments
 from oars.kube import config, copy
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.exec import ExecSession, execute
-from oars.kube.kinds import CONFIG_MAP, POD, Object, kind_of
-from oars.model import HEAD, Desired, Role
+from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Object
+from oars.kube.port_forward import open_port
+from oars.kube.target import Target
+from oars.model import HEAD, Cause, Desired, Role
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render import objects
 from oars.places.kube.render.changes import Version, compare
 from oars.places.kube.render.defaults import DEFAULTS
-from oars.places.kube.render.values import SECRETS, head_values
-from oars.places.kube.state import observe
+from oars.places.kube.render.values import head_values
+from oars.places.kube.state import endings, observe
 from oars.places.kube.state.root import INTENT, dump_intent, read_intent
-from oars.places.kube.why.api_errors import denied_with_rule
+from oars.places.kube.state.secrets import read_secrets
+from oars.places.kube.why.api_errors import cause_of, denied_with_rule
 from oars.places.report import Report
 from oars.plan.changes import Change
-from oars.plan.desired import build
+from oars.plan.desired import build, make_lifetime, with_memory
 from oars.plan.fill import fill
 from oars.spec import load
 from oars.spec.cluster import ClusterSpec
-from oars.spec.status import Phase, Status
+from oars.spec.status import Gone, Phase, Status
 
 MODES = ("operator", "direct")
+ABSENCE_SECONDS = 5.0  # between two looks for the operator
 REPORT_SECONDS = 10.0  # after that, a status of an older generation is reported
 WRITE_ATTEMPTS = 10  # of a change: the controller writes to the same object
 
@@ -68,26 +74,40 @@ class KubeBackend:
 
     place = "kubernetes"
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], location: Location) -> None:
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], location: Location, target: Target | None = None
+    ) -> None:
+        """`target`: the API server, instead of that of the location."""
         self.settings = settings
         self.environ = environ
         self.location = location
+        self.target = target
         self.identity = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"  # as a holder of Leases
         self.opened: set[KubeHandle] = set()  # handles that have connections or tasks
         self._client: Client | None = None
+        self._absences: dict[str, tuple[float, Cause | None]] = {}
+        self._absence_lock = asyncio.Lock()
 
     @property
     def client(self) -> Client:
         if self._client is None:
             location = self.location
             path = Path(location.kubeconfig) if location.kubeconfig else None
-            target = config.load(self.environ, context=location.context, namespace=location.namespace, kubeconfig=path)
-            self._client = Client(target, user_agent="oars")
+            self._client = Client(
+                self.target
+                or config.load(self.environ, context=location.context, namespace=location.namespace, kubeconfig=path),
+                user_agent="oars",
+            )
         return self._client
 
     @property
     def namespace(self) -> str:
         return self.client.target.namespace
+
+    @property
+    def where(self) -> str:
+        context = self.client.target.context
+        return f"in namespace {self.namespace!r}" + (f" of context {context!r}" if context else "")
 
     async def login(self) -> None:
         await self.client.log_in()
@@ -102,7 +122,8 @@ class KubeBackend:
             roots = (await self.client.list(CONFIG_MAP, namespace, labels="app.kubernetes.io/managed-by=oars")).items
         except ApiError as error:
             if error.status != 403 or operated is None:
-                raise
+                with denied_with_rule():
+                    raise
             roots = []  # users of an operator need no right to list ConfigMaps
         modes: dict[tuple[str, str], str] = {}
         for root in roots:
@@ -112,6 +133,23 @@ class KubeBackend:
         for root in operated.items if operated else ():
             modes[root["metadata"]["namespace"], root["metadata"]["name"]] = "operator"
         return [KubeHandle(self, name, where, mode) for (where, name), mode in sorted(modes.items())]
+
+    async def gone(self, *, all_namespaces: bool = False) -> Sequence[Gone]:
+        with denied_with_rule():
+            return await endings.read(self.client, None if all_namespaces else self.namespace, time.time())
+
+    async def find_untracked(self, name: str) -> NotFound | None:
+        """A cluster of `oars render`: its head has no owner."""
+        head = await if_allowed(self.client.get(DEPLOYMENT, names.head(name), self.namespace))
+        metadata = head["metadata"] if head else {}
+        if metadata.get("labels", {}).get(names.CLUSTER) != name or metadata.get("ownerReferences"):
+            return None
+        at = f"kubectl -n {self.namespace}"
+        return NotFound(
+            f"Cluster {name!r} {self.where} was made from rendered manifests, which Oars does not track.",
+            f"Use kubectl: `{at} get pods -l {names.CLUSTER}={name}`, `{at} logs deploy/{names.head(name)}`, "
+            f"`{at} delete -f FILE`.",
+        )
 
     async def create(self, name: str, spec: ClusterSpec, options: CreateOptions) -> KubeHandle:
         namespace = spec.namespace_for(name, self.location.namespace) or self.namespace
@@ -123,15 +161,25 @@ class KubeBackend:
         if self.location.mode == "operator":
             await operator_client.check_watched(self.client, namespace)
         options.progress(f"{name}: {mode} mode, namespace {namespace}")
+        annotations = {names.INSTANCE: options.job} if options.job else {}
         if not spec.namespace.create:
-            await handle.create(mode, spec, tied=options.tied)
+            await handle.create(mode, spec, annotations, tied=options.tied)
             return handle
-        body = {"name": namespace, "labels": names.labels(name, spec.engine)}
         with _name_in_use(f"Namespace {namespace!r} exists already.", "Choose another name."):
-            created = await self.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": body})
-        async with _deleted_on_error(self.client, created):
-            await handle.create(mode, spec, tied=options.tied)
+            created = await self.client.create(namespaces.manifest(name, spec.engine, namespace))
+        async with deletion.deleted_on_error(self.client, created):
+            annotations[names.CREATED_NAMESPACE] = created["metadata"]["uid"]
+            await handle.create(mode, spec, annotations, tied=options.tied)
         return handle
+
+    async def operator_absence(self, namespace: str) -> Cause | None:
+        """Why no operator reconciles clusters in a namespace; None: one does. The answer serves many clusters."""
+        async with self._absence_lock:
+            at, found = self._absences.get(namespace, (-ABSENCE_SECONDS, None))
+            if time.monotonic() - at >= ABSENCE_SECONDS:
+                found = await operator_client.find_absence(self.client, namespace)
+                self._absences[namespace] = time.monotonic(), found
+            return found
 
     def cancel_create(self) -> None:
         """Nothing to do: create() takes only a few requests."""
@@ -150,6 +198,7 @@ class KubeHandle:
     The root is the object that owns all others: a ComputeCluster (operator mode) or a ConfigMap (direct mode)."""
 
     runs_as = "on Kubernetes"
+    host = ""
 
     def __init__(self, backend: KubeBackend, name: str, namespace: str, mode: str = "") -> None:
         self._backend = backend
@@ -158,6 +207,7 @@ class KubeHandle:
         self._mode = mode  # empty: not known yet
         self._root: Object | None = None  # as created or first seen; later ones with another UID are other clusters
         self._direct: Direct | None = None
+        self._owner: owner.Owner | None = None  # while the cluster is tied to this process
         self._tunnels: Tunnels | None = None
         self._lock = asyncio.Lock()  # calls on a handle may be concurrent: one reconciler, one set of tunnels
 
@@ -168,7 +218,8 @@ class KubeHandle:
     def desired(self, spec: ClusterSpec) -> Desired:
         return build(self.name, spec, engines.get(spec.engine), DEFAULTS, namespace=self.namespace)
 
-    async def create(self, mode: str, spec: ClusterSpec, *, tied: bool) -> None:
+    async def create(self, mode: str, spec: ClusterSpec, annotations: Mapping[str, str], *, tied: bool) -> None:
+        """`annotations`: of the root."""
         self._mode = mode
         root: Object = {"metadata": {"name": self.name, "namespace": self.namespace}}
         if mode == "operator":
@@ -177,11 +228,24 @@ class KubeHandle:
         else:
             root |= {"apiVersion": "v1", "kind": "ConfigMap", "data": dump_intent(Intent(_dump(spec), tied=tied))}
             root["metadata"] |= {"name": names.root(self.name), "labels": names.labels(self.name, spec.engine)}
+        is_watched = mode == "operator" and tied and spec.lifetime.orphaned > 0
+        if is_watched:
+            renewal = await owner.first_renewal(self._client, self.name, self.namespace, spec.lifetime.orphaned)
+            annotations = {**annotations, **renewal}
+        if annotations:
+            root["metadata"]["annotations"] = dict(annotations)
         hint = f"Choose another name, or run `{command('down', self.name, namespace=self.namespace)}`."
-        with _name_in_use(f"Cluster {self.name!r} exists already.", hint):
+        with _name_in_use(taken := f"Cluster {self.name!r} exists already.", hint):
+            if mode == "operator" and await deletion.exists(self._client, self.name, self.namespace):  # in direct mode
+                raise NameInUse(taken, hint)
             self._root = created = await self._client.create(root)
+        if is_watched:
+            self._owner = owner.Owner(self._client, created, spec.lifetime.orphaned)
+            self._backend.opened.add(self)
         if mode == "direct":
-            async with _deleted_on_error(self._client, created):
+            async with deletion.deleted_on_error(self._client, created):
+                if tied or make_lifetime(spec).is_limited:
+                    await endings.ensure(self._client, self.namespace)
                 await make_lease(self._client, created, self._backend.identity)
                 await self._reconciler()
 
@@ -230,10 +294,13 @@ class KubeHandle:
 
     async def has_leftovers(self) -> bool:
         """True if the cluster's own namespace is left, as after an interrupted stop."""
-        return await deletion.owns_namespace(self._client, self.name, self.namespace)
+        return await namespaces.find_own(self._client, self.name, self.namespace, root=None) is not None
 
     async def spec(self) -> ClusterSpec:
         return self._parse_spec(await self._read_root())
+
+    def sized(self, spec: ClusterSpec) -> ClusterSpec:
+        return with_memory(spec, DEFAULTS)
 
     def _parse_spec(self, root: Object) -> ClusterSpec:
         """The schema of the CRD does not catch every mistake that other writers can make."""
@@ -271,7 +338,7 @@ class KubeHandle:
     async def watch(self) -> AsyncIterator[Report]:
         if await self.mode() == "operator":
             async for report in operator_client.watch(self._client, self.name, self.namespace, self._uid):
-                yield report
+                yield operator_client.with_absence(report, await self._backend.operator_absence(self.namespace))
             return
         async for report in (await self._reconciler()).watch():
             yield report
@@ -296,29 +363,38 @@ class KubeHandle:
 
     # change
 
-    async def scale(self, replicas: int, group: str | None = None, *, force: bool = False) -> None:
-        await self._rewrite(lambda spec: with_workers(self.name, spec, replicas, group), force=force)
-
     async def diff(self, spec: ClusterSpec) -> tuple[Change, ...]:
         before = await self.spec()
         return compare(Version(before, self.desired(before)), Version(spec, self.desired(spec)))
 
     async def apply(self, spec: ClusterSpec, *, force: bool = False) -> None:
         wanted = spec.model_copy(update={"place": "kubernetes"})
-        await self._rewrite(lambda _: wanted, force=force)
+        await self.change(lambda _: wanted, force=force)
 
-    async def _rewrite(self, change: Callable[[ClusterSpec], ClusterSpec], *, force: bool) -> None:
-        """Write the changed spec if nobody else wrote since it was read; otherwise read and change it again."""
-        for attempts_left in reversed(range(WRITE_ATTEMPTS)):
-            root = await self._read_root()
+    async def change(self, change: Callable[[ClusterSpec], ClusterSpec], *, force: bool = False) -> None:
+        async def write(root: Object) -> None:
             spec = change(self._parse_spec(root))
+            if _is_operated(root):
+                await operator_client.change(self._client, root, spec, force=force)
+            else:
+                intent = read_intent(root).changed(spec=_dump(spec), force=force)
+                await kube_drains.write_intent(self._client, root, intent)
+
+        await self._write(write)
+
+    async def drain(self, members: Sequence[str], *, force: bool = False) -> None:
+        present = {member: "" for member in await self._pods() if member != HEAD}  # a pod's name is never used again
+        check_workers(self.name, members, present, self.namespace)
+        await self._write(lambda root: kube_drains.request(self._client, root, members, present, force=force))
+
+    async def drain_all(self, wanted: bool) -> None:
+        await self._write(lambda root: kube_drains.request_all(self._client, root, wanted))
+
+    async def _write(self, write: Callable[[Object], Awaitable[None]]) -> None:
+        """Call `write` with the root; again, if somebody else wrote since it was read."""
+        for attempts_left in reversed(range(WRITE_ATTEMPTS)):
             try:
-                if _is_operated(root):
-                    await operator_client.change(self._client, root, spec, force=force)
-                else:
-                    data = dump_intent(read_intent(root).changed(spec=_dump(spec), force=force))
-                    body = {"metadata": {"resourceVersion": root["metadata"]["resourceVersion"]}, "data": data}
-                    await self._client.patch(CONFIG_MAP, names.root(self.name), self.namespace, body)
+                await write(await self._read_root())
                 break
             except ApiError as error:
                 if error.status != 409 or not attempts_left:
@@ -327,14 +403,20 @@ class KubeHandle:
             self._direct.wake()
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:  # noqa: ASYNC109 (see ClusterHandle)
-        """Delete the root; controllers stop when it is gone. A cluster that has taken the name is left alone."""
-        is_ours = await deletion.remove(self._client, self.name, self.namespace, self._root)
+        """Delete the root; controllers stop when it is gone. A cluster that has taken the name is left alone. Raises
+        OarsError when the cluster is gone but its namespace is kept, because others use it too."""
+        removal = await deletion.remove(self._client, self.name, self.namespace, self._root)
         await self._close_reconciler()
-        return not is_ours or await deletion.await_end(self._client, self.name, self.namespace, timeout)
+        if removal.is_ours and not await deletion.await_end(self._client, self.name, self.namespace, timeout):
+            return False
+        if removal.others:
+            raise namespaces.kept(self.name, self.namespace, removal.others)
+        return True
 
     def stop_at_exit(self) -> None:
         async def stop() -> None:
-            backend = KubeBackend(self._backend.settings, self._backend.environ, self._backend.location)
+            known = self._backend
+            backend = KubeBackend(known.settings, known.environ, known.location, known.target)
             try:
                 await deletion.remove(backend.client, self.name, self.namespace, self._root)
             finally:
@@ -363,6 +445,11 @@ class KubeHandle:
     def access(self) -> Access:
         return self._opened().access()
 
+    async def address(self, timeout: float) -> str:  # noqa: ASYNC109 (of a load balancer)
+        """The address for clients by which others reach the head's Service. This machine may not reach it, unlike that
+        of access()."""
+        return await published_address(self._client, self.desired(await self.spec()), self._running_head, timeout)
+
     def driver(self) -> Driver:
         """Uses a Python that has the engine: the running one or a cached environment, built if it is missing."""
         tunnels = self._opened()
@@ -370,7 +457,8 @@ class KubeHandle:
         needs = engines.get(spec.engine).needs(spec)
         environments = Environments(self._backend.settings.cache_dir)
         env = environments.prepare(spec.engine, needs, spec.environment.packages, lambda _: None)
-        return make_driver(str(env.python), tunnels.access(), self._backend.environ, tunnels.directory)
+        files = tunnels.cluster.shape.driver_files
+        return make_driver(str(env.python), tunnels.access(), self._backend.environ, tunnels.directory, files)
 
     async def close(self) -> None:
         self._backend.opened.discard(self)
@@ -382,9 +470,8 @@ class KubeHandle:
 
     async def _close_reconciler(self) -> None:
         async with self._lock:
-            direct, self._direct = self._direct, None
-        if direct is not None:
-            await direct.close()
+            closed, self._direct, self._owner = (self._direct, self._owner), None, None
+        await owner.close_all(*closed)
 
     # pods
 
@@ -414,17 +501,23 @@ class KubeHandle:
     async def members(self) -> Sequence[str]:
         return sorted(await self._pods())
 
+    async def usage(self) -> dict[str, Usage] | None:
+        pods = {pod["metadata"]["name"]: member for member, pod in (await self._pods()).items()}
+        return await pod_usage.read(self._client, self.name, self.namespace, pods)
+
     async def containers(self) -> dict[str, Sequence[str]]:
         return {member: observe.containers(pod) for member, pod in sorted((await self._pods()).items())}
 
-    def logs(self, member: str, options: LogOptions = WHOLE_LOG) -> AsyncIterator[str]:
+    async def logs(self, member: str, options: LogOptions = WHOLE_LOG) -> AsyncIterator[str]:
         """Following continues when the container restarts or, for the head, its pod is replaced."""
 
         async def find_pod() -> Object | None:
             return (await self._pods()).get(member)
 
         read = pod_logs.follow if options.follow else pod_logs.read
-        return read(self._client, find_pod, options)
+        with denied_with_rule():
+            async for line in read(self._client, find_pod, options):
+                yield line
 
     async def _container(self, member: str, container: str | None = None) -> tuple[str, str, bool]:
         """The pod, the container, and whether that is the member's main one (None)."""
@@ -444,8 +537,9 @@ class KubeHandle:
     async def exec(self, argv: Sequence[str], member: str, container: str | None, *, tty: bool = False) -> ExecSession:
         pod, chosen, is_main = await self._container(member, container)
         if is_main:  # other containers may lack `env`, and the files that the environment names
-            env = pod_programs.driver_env(self.desired(await self.spec()))
-            argv = pod_programs.with_env(env, list(argv) or pod_programs.python(env, interactive=tty))
+            desired = self.desired(await self.spec())
+            env = pod_programs.driver_env(desired)
+            argv = pod_programs.with_env(desired, env, list(argv) or pod_programs.python(env, interactive=tty))
         return await execute(self._client, self.namespace, pod, argv, container=chosen, stdin=True, tty=tty)
 
     async def copy_to(self, source: Path, target: str, member: str, container: str | None = None) -> None:
@@ -456,9 +550,10 @@ class KubeHandle:
         pod, chosen, _ = await self._container(member, container)
         await copy.copy_from(self._client, self.namespace, pod, source, target, chosen)
 
-    async def dashboard_secret(self) -> str:
+    async def dashboard_token(self) -> str:
         secret = self.desired(await self.spec()).shape.dashboard_secret
-        return f"{SECRETS}/{secret}" if secret else ""
+        found = await read_secrets(self._client, self.name, self.namespace) if secret else {}
+        return found.get(secret, b"").decode()
 
     @contextlib.asynccontextmanager
     async def forward_dashboard(self, port: int) -> AsyncIterator[str]:
@@ -467,13 +562,15 @@ class KubeHandle:
         target = next((port for port in shape.head.process.ports if port.dashboard), None)
         if not url or target is None:
             raise NotFound(f"The engine of cluster {self.name!r} has no dashboard.")
-        await self._container(HEAD)  # fail at once if there is no head
+        pod, _, _ = await self._container(HEAD)  # fail at once if there is no head, or a right is missing
+        with denied_with_rule():
+            await (await open_port(self._client, self.namespace, pod, target.default)).close()
         forwarder = make_forwarder(self._client, self._running_head, target.default, port)
         try:
             local = await forwarder.start()
         except OSError as error:
             message = f"Port {port} cannot be used: {error.strerror}."
-            raise OarsError(message, "Choose another one with --port.") from error
+            raise OarsError(message, "Choose another port.") from error
         try:
             yield fill(url, head_values("127.0.0.1", shape, {target.name: local}))
         finally:
@@ -488,25 +585,16 @@ def _dump(spec: ClusterSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-@contextlib.asynccontextmanager
-async def _deleted_on_error(client: Client, created: Object) -> AsyncIterator[None]:
-    """Delete an object that was just created if the body fails."""
-    try:
-        yield
-    except BaseException:
-        metadata = created["metadata"]
-        with contextlib.suppress(OarsError):  # the first error is the one to report
-            await client.delete(kind_of(created), metadata["name"], metadata.get("namespace"), uid=metadata["uid"])
-        raise
-
-
 @contextlib.contextmanager
 def _name_in_use(message: str, hint: str) -> Iterator[None]:
-    """Raise NameInUse if the API server says that the object exists."""
+    """Raise NameInUse if the API server says that the object exists, and NotFound if its namespace does not."""
     try:
         with denied_with_rule():
             yield
     except ApiError as error:
-        if error.reason != "AlreadyExists":
-            raise
-        raise NameInUse(message, hint) from None
+        if error.reason == "AlreadyExists":
+            raise NameInUse(message, hint) from None
+        cause = cause_of(error)
+        if cause.reason == "NamespaceMissing":
+            raise NotFound(cause.message, cause.hint) from error
+        raise

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,29 +23,34 @@ from typing import TYPE_CHECKING, Any
 
 from oars import engines
 from oars.base import codec
-from oars.base.errors import NotFound, OarsError, Replaced, SpecError, TimedOut
+from oars.base.errors import NotFound, OarsError, OtherHost, Replaced, SpecError, TimedOut
 from oars.base.log import get_logger, pairs
 from oars.base.settings import Settings
 from oars.base.text import suggest
-from oars.client.backend import STOP_SECONDS, WHOLE_LOG, CreateOptions, Driver, LogOptions, Progress
-from oars.client.driver_env import PACKAGE_ROOT, make_driver
-from oars.client.handles import with_workers
+from oars.client.backend import STOP_SECONDS, WHOLE_LOG, CreateOptions, Driver, LogOptions, Progress, Usage
+from oars.client.drains import check_workers, with_drains
+from oars.client.driver_env import PACKAGE_ROOT, make_driver, without_cluster
 from oars.engines.base import Access
 from oars.envs.build import Environments, PythonEnv
-from oars.model import HEAD, Desired
+from oars.model import HEAD, Desired, Role
+from oars.places.hosts.worker import read_state
 from oars.places.intent import Intent
 from oars.places.local import logs
 from oars.places.local.defaults import defaults
-from oars.places.local.machine import HOST, KILL_SECONDS, path_values, remove_cluster
-from oars.places.local.process import CLUSTER, boot_id, has_ended, identify, wait_for_exit
+from oars.places.local.endings import read_gone
+from oars.places.local.host import Residence, this_host
+from oars.places.local.machine import HOST, KILL_SECONDS, path_values, read_secret, remove_cluster
+from oars.places.local.memory import usable_memory
+from oars.places.local.process import CLUSTER, has_ended, identify, is_supported, marked, usage_of, wait_for_exit
 from oars.places.local.store import STOP, ClusterRecord, Store, empty_report, name_in_use
-from oars.places.process.ledger import read_ledger
+from oars.places.process.ledger import Entry, read_ledger
+from oars.places.process.link import Link
 from oars.places.report import Report
 from oars.plan import desired as plan
 from oars.plan.fill import fill_mapping
 from oars.secure.secrets import cluster_secrets
 from oars.spec.resources import show_memory
-from oars.spec.status import Phase, Status
+from oars.spec.status import Endpoints, Gone, Phase, Status
 
 if TYPE_CHECKING:
     from oars.plan.changes import Change
@@ -55,6 +60,7 @@ KEEPER_ATTEMPTS = 3  # to start a keeper that stops the cluster; then the client
 KEEPER_SECONDS = 20.0  # for a keeper to start, on a busy machine
 REPORT_SECONDS = 40.0
 MAX_WORKERS = 200  # each is a process of at least 100 MB
+REBOOTED = "The machine was restarted, which ended the cluster."
 UNREADABLE = (OarsError, ValueError, KeyError, TypeError, OSError)  # raised by a damaged record
 
 log = get_logger(__name__)
@@ -64,6 +70,7 @@ class LocalBackend:
     """All local clusters of this user. See backend.Backend."""
 
     place = "local"
+    where = "on this machine"
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings = settings
@@ -78,27 +85,50 @@ class LocalBackend:
         return await asyncio.to_thread(self._create, name, spec, options)
 
     def _create(self, name: str, spec: ClusterSpec, options: CreateOptions) -> LocalHandle:
-        desired, chosen = _plan(name, spec, tied=options.tied)
+        if not is_supported():
+            raise OarsError("Local clusters need Linux with /proc.", "Use `--place kubernetes`, or run Oars on Linux.")
+        desired, chosen = _plan(name, spec, usable_memory(self.environ), tied=options.tied)
+        self.check_free(name)
+        private = cluster_secrets(name, desired.shape.secrets)
+        return self.create_planned(plan.with_memory(spec, chosen), desired, options, private)
+
+    def check_free(self, name: str) -> None:
+        """Raise NameInUse if a cluster of that name runs. Remove one that has ended."""
         existing = self.store.cluster(name)
-        if existing.exists:
-            if existing.read().boot == boot_id():
+        if not existing.exists:
+            return
+        before = existing.read()
+        match existing.residence(before):
+            case Residence.HERE if before.owner is None or before.owner.alive() or existing.has_keeper:
                 raise name_in_use(name)
-            remove_cluster(existing, KILL_SECONDS)
+            case Residence.ELSEWHERE:
+                raise name_in_use(name, before.host.describe(this_host()))
+            case _:  # a restart of the machine ended it, or its owner and its keeper were killed
+                remove_cluster(existing, KILL_SECONDS)
+
+    def create_planned(
+        self, spec: ClusterSpec, desired: Desired, options: CreateOptions, private: Mapping[str, bytes],
+        link: Link | None = None,
+    ) -> LocalHandle:  # fmt: skip
+        """Create a cluster whose desired state is known. `private`: its secrets."""
+        name = desired.name
         self.store.open()
         env = self.prepare(spec, options.progress)
         record = ClusterRecord(
             name=name,
-            intent=Intent(_dump(plan.with_memory(spec, chosen)), tied=options.tied),
+            intent=Intent(_dump(spec), tied=options.tied),
             spec_desired=desired,
             python=str(env.python),
             mark=secrets.token_hex(16),
             created=time.time(),
             owner=identify(os.getpid()) if options.tied else None,
-            boot=boot_id(),
-            cwd=os.getcwd(),
+            host=this_host(),
+            cwd=options.cwd or os.getcwd(),
             import_path=self._import_path(options.modules),
+            link=link,
+            job=options.job,
         )
-        self.store.create(record, cluster_secrets(name, desired.shape.secrets))
+        self.store.create(record, private)
         handle = LocalHandle(self, name, record.mark)
         handle.start_keeper()
         return handle
@@ -107,6 +137,9 @@ class LocalBackend:
         """The Python for the members: the running one or a cached environment, which is built if it is missing."""
         needs = engines.get(spec.engine).needs(spec)
         return self.environments.prepare(spec.engine, needs, spec.environment.packages, progress)
+
+    async def find_untracked(self, name: str) -> None:
+        """Every cluster on this machine has a record."""
 
     def cancel_create(self) -> None:
         self.environments.cancel()
@@ -122,6 +155,9 @@ class LocalBackend:
 
     async def list(self, *, all_namespaces: bool = False) -> list[LocalHandle]:
         return [LocalHandle(self, name) for name in self.store.names()]
+
+    async def gone(self, *, all_namespaces: bool = False) -> Sequence[Gone]:
+        return read_gone(self.store.root)
 
     async def close(self) -> None:
         """Nothing to do: keepers run on their own."""
@@ -140,6 +176,33 @@ class LocalHandle:
         self.directory = backend.store.cluster(name, mark)
         self._keeper: int | None = None  # pid, if this handle started it
 
+    @property
+    def host(self) -> str:
+        try:
+            record = self.directory.read()
+        except UNREADABLE:
+            return ""
+        is_elsewhere = self.directory.residence(record) is Residence.ELSEWHERE
+        return record.host.describe(this_host()) if is_elsewhere else ""
+
+    async def usage(self) -> dict[str, Usage]:
+        return await asyncio.to_thread(_usage, self._own_record().mark)
+
+    def _own_record(self) -> ClusterRecord:
+        """The record of a cluster that this host and user may change. Raises OtherHost, or NotFound if the cluster
+        ended when the machine was restarted."""
+        record = self._record()
+        if self._has_ended(record):
+            raise NotFound(REBOOTED, f"Run `oars down {self.name}` to remove it.")
+        return record
+
+    def _has_ended(self, record: ClusterRecord) -> bool:
+        """True if the machine was restarted since. Raises OtherHost."""
+        residence = self.directory.residence(record)
+        if residence is Residence.ELSEWHERE:
+            raise OtherHost(self.name, record.host.describe(this_host()), self.directory.path)
+        return residence is Residence.ENDED
+
     # keeper
 
     def start_keeper(self) -> None:
@@ -152,7 +215,7 @@ class LocalHandle:
             (os.POSIX_SPAWN_OPEN, 1, str(self.directory.keeper_log), *output),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ]
-        environ = {**self._backend.environ, CLUSTER: path}
+        environ = {**without_cluster(self._backend.environ), CLUSTER: path}  # or another cluster would sweep it
         self._keeper = os.posix_spawn(sys.executable, argv, environ, file_actions=actions, setsid=True)
 
     def _ensure_keeper(self) -> bool:
@@ -211,10 +274,22 @@ class LocalHandle:
     async def spec(self) -> ClusterSpec:
         return _load(self._record())
 
+    def sized(self, spec: ClusterSpec) -> ClusterSpec:
+        return spec  # the record has the sizes
+
     async def generation(self) -> int:
         return self._record().intent.generation
 
     async def report(self, timeout: float | None = None) -> Report:  # noqa: ASYNC109 (see ClusterHandle)
+        return self._dated(await self._report(timeout))
+
+    def _dated(self, report: Report) -> Report:
+        """With the time at which the cluster was created, which its keeper does not report."""
+        with contextlib.suppress(*UNREADABLE):
+            return replace(report, status=replace(report.status, created=self.directory.read().created))
+        return report
+
+    async def _report(self, timeout: float | None) -> Report:  # noqa: ASYNC109 (see ClusterHandle)
         self._check_exists()
         try:
             record = self.directory.read()
@@ -222,9 +297,13 @@ class LocalHandle:
             raise
         except UNREADABLE as error:
             return self._damaged(error)
-        if record.boot != boot_id():
-            message = f"The machine was restarted, which ended the cluster. Run `oars down {self.name}` to remove it."
-            return Report(replace(empty_report(record).status, phase=Phase.STOPPED, reason="Rebooted", message=message))
+        match self.directory.residence(record):
+            case Residence.ELSEWHERE:
+                return self._of_other_host(record)
+            case Residence.ENDED:
+                message = f"{REBOOTED} Run `oars down {self.name}` to remove it."
+                status = empty_report(record).status
+                return Report(replace(status, phase=Phase.STOPPED, reason="Rebooted", message=message))
         seconds = REPORT_SECONDS if timeout is None else timeout
         try:
             async with asyncio.timeout(seconds):
@@ -236,6 +315,13 @@ class LocalHandle:
             raise TimedOut(message, f"Read its log: {self.directory.keeper_log}.") from None
         raise NotFound(f"Cluster {self.name!r} has been stopped.")
 
+    def _of_other_host(self, record: ClusterRecord) -> Report:
+        """The last report of the keeper there. Its endpoints are of no use here."""
+        host = record.host.describe(this_host())
+        status = (self.directory.read_report() or empty_report(record)).status
+        message = f"It belongs to {host}, which shares this state directory. This is its last report."
+        return Report(replace(status, endpoints=Endpoints(), reason="OtherHost", message=message, host=host))
+
     def _damaged(self, error: Exception) -> Report:
         message = f"The record of the cluster cannot be read ({type(error).__name__})."
         return Report(Status(self.name, "?", "local", Phase.FAILED, "Damaged", message))
@@ -243,7 +329,7 @@ class LocalHandle:
     async def watch(self) -> AsyncIterator[Report]:
         """Continues with another keeper if the first one dies."""
         while True:
-            self._check_exists()
+            self._own_record()
             reader, writer = await self._connect()
             try:
                 while line := await reader.readline():
@@ -267,21 +353,42 @@ class LocalHandle:
         except UNREADABLE as error:
             return self._damaged(error).status
         message = f"Last known status: {problem}"
-        return replace(report.status, phase=Phase.DEGRADED, reason="KeeperSilent", message=message)
+        return replace(self._dated(report).status, phase=Phase.DEGRADED, reason="KeeperSilent", message=message)
 
     # change
 
-    async def scale(self, replicas: int, group: str | None = None, *, force: bool = False) -> None:
-        await asyncio.to_thread(self._scale, replicas, group, force)
+    async def change(self, change: Callable[[ClusterSpec], ClusterSpec], *, force: bool = False) -> None:
+        await asyncio.to_thread(self._change, change, force)
 
-    def _scale(self, replicas: int, group: str | None, force: bool) -> None:
-        def change(record: ClusterRecord) -> ClusterRecord:
-            spec = with_workers(self.name, _load(record), replicas, group)
-            desired, _ = _plan(self.name, spec, tied=record.intent.tied)
+    def _change(self, change: Callable[[ClusterSpec], ClusterSpec], force: bool) -> None:
+        def changed(record: ClusterRecord) -> ClusterRecord:
+            spec = change(_load(record))
+            memory = usable_memory(self._backend.environ)
+            desired, _ = _plan(self.name, spec, memory, tied=record.intent.tied)
             return record.changed(desired, spec=_dump(spec), force=force)
 
-        self._check_exists()
-        self.directory.change(change)
+        if self._own_record().link is not None:
+            message = f"{self.name!r} is a part of a cluster over several machines, which have their own workers."
+            raise OarsError(message, "Start or stop `oars worker` on a machine instead.")
+        self.directory.change(changed)
+        self._wake_keeper()
+
+    async def drain(self, members: Sequence[str], *, force: bool = False) -> None:
+        self._own_record()
+        entries = read_ledger(self.directory.ledger_file).entries
+        present: dict[str, str] = {
+            entry.id: str(entry.incarnation) for entry in entries.values() if entry.role is Role.WORKER
+        }
+        check_workers(self.name, members, present)
+        chosen = {member: present[member] for member in members}
+        await asyncio.to_thread(self._change_intent, lambda intent: with_drains(intent, chosen, present, force=force))
+
+    async def drain_all(self, wanted: bool) -> None:
+        self._own_record()
+        await asyncio.to_thread(self._change_intent, lambda intent: intent.changed(drain_all=wanted))
+
+    def _change_intent(self, change: Callable[[Intent], Intent]) -> None:
+        self.directory.change(lambda record: replace(record, intent=change(record.intent)))
         self._wake_keeper()
 
     async def diff(self, spec: ClusterSpec) -> list[Change]:
@@ -290,12 +397,10 @@ class LocalHandle:
         return compare(await self.spec(), spec)
 
     async def apply(self, spec: ClusterSpec, *, force: bool = False) -> None:
-        """Change the numbers of workers, which is all that can change (see diff)."""
-        before = await self.spec()
-        for group in spec.workers:
-            known = before.group(group.name)
-            if known is not None and known.replicas != group.replicas:
-                await self.scale(group.replicas, group.name, force=force)
+        """Change numbers of workers and autoscaling, which is all that can change (see diff)."""
+        from oars.client.local_diff import with_numbers
+
+        await self.change(lambda before: with_numbers(before, spec), force=force)
 
     async def stop(self, timeout: float = STOP_SECONDS) -> bool:  # noqa: ASYNC109 (see ClusterHandle)
         return await asyncio.to_thread(self._stop, timeout)
@@ -307,12 +412,14 @@ class LocalHandle:
         """Needs no event loop: it also runs while Python shuts down."""
         directory, deadline, keepers = self.directory, time.monotonic() + timeout, 0
         try:
-            if directory.read().boot != boot_id():
+            if self._has_ended(directory.read()):
                 remove_cluster(directory, timeout)
             else:
                 directory.change(lambda record: record.changed(running=False))
         except (NotFound, FileNotFoundError):
             return True
+        except OtherHost:
+            raise
         except OarsError:  # a record that the keeper cannot read either
             remove_cluster(directory, timeout)
         except OSError as error:  # a full disk; STOP is enough
@@ -332,23 +439,37 @@ class LocalHandle:
     # use
 
     async def open(self) -> None:
-        self._check_exists()
+        self._own_record()
 
     def access(self) -> Access:
-        desired = self._record().desired
-        shape = desired.shape
-        head = read_ledger(self.directory.ledger_file).entries.get(HEAD)
-        if head is None:
-            raise OarsError(f"Cluster {self.name!r} has no head yet.", f"Run `oars why {self.name}`.")
-        values = {**path_values(self.directory, head, shape.head.process), "head.host": HOST}
-        values |= {f"head.{name}": str(port) for name, port in head.ports.items()}
+        record = self._own_record()
+        desired, shape = record.desired, record.desired.shape
+        head = Entry(HEAD, Role.HEAD, "head")
+        values = {**path_values(self.directory, head, shape.head.process), **self._head_values(record)}
         endpoints = fill_mapping(shape.endpoints, values)
         env = fill_mapping(shape.driver_env, values)
-        dashboard, secret = endpoints.get("dashboard", ""), values.get(f"secret.{shape.dashboard_secret}", "")
-        return Access(self.name, desired.engine, endpoints["client"], dashboard, env, secret)
+        return Access(self.name, desired.engine, endpoints["client"], endpoints.get("dashboard", ""), env)
+
+    def _head_values(self, record: ClusterRecord) -> dict[str, str]:
+        """Where the head is: on this machine, or where its own machine says."""
+        host, ports = HOST if record.link is None else record.link.host, None
+        if record.link is not None and record.link.role is Role.WORKER:
+            if (state := read_state(self.directory)) is not None and state.head is not None:
+                host, ports = state.head.host, state.head.ports
+        elif (head := read_ledger(self.directory.ledger_file).entries.get(HEAD)) is not None:
+            ports = head.ports
+        if ports is None:
+            raise OarsError(f"Cluster {self.name!r} has no head yet.", f"Run `oars why {self.name}`.")
+        return {"head.host": host, **{f"head.{name}": str(port) for name, port in ports.items()}}
+
+    async def dashboard_token(self) -> str:
+        secret = self._record().desired.shape.dashboard_secret
+        return read_secret(self.directory, secret) if secret else ""
 
     def driver(self) -> Driver:
-        return make_driver(self._record().python, self.access(), self._backend.environ, self.directory.path)
+        record = self._record()
+        files = record.desired.shape.driver_files
+        return make_driver(record.python, self.access(), self._backend.environ, self.directory.path, files)
 
     async def members(self) -> Sequence[str]:
         self._check_exists()
@@ -357,32 +478,35 @@ class LocalHandle:
     async def logs(self, member: str, options: LogOptions = WHOLE_LOG) -> AsyncIterator[str]:
         """One file holds the output of all starts of a member: `previous` does not apply."""
         with contextlib.suppress(FileNotFoundError):  # the member was removed
-            async for line in logs.lines(self.directory.log_file(member), follow=options.follow, tail=options.tail):
+            path, since = self.directory.log_file(member), options.since
+            async for line in logs.lines(path, follow=options.follow, tail=options.tail, since=since):
                 yield line
 
 
-def total_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def check_fits(spec: ClusterSpec, memory: int) -> None:
-    """Raise SpecError if a member would get more memory than the machine has; processors can be shared."""
+    """Raise SpecError if a member would get more memory than can be used; processors can be shared."""
     requests = [("head", spec.head.memory or 0)]
     requests += [(f"workers[{number}]", group.memory or 0) for number, group in enumerate(spec.workers)]
     for path, amount in requests:
         if amount > memory:
-            message = f"spec.{path}.memory is {show_memory(amount)}, but this machine has only {show_memory(memory)}."
-            raise SpecError(message, "Reduce it, or use `--place kubernetes`.")
+            message = f"spec.{path}.memory is {show_memory(amount)}, but only {show_memory(memory)} can be used here."
+            raise SpecError(message, "Reduce it, or use place 'kubernetes'.")
     workers = sum(group.replicas for group in spec.workers)
     if workers > MAX_WORKERS:
         message = f"spec.workers requests {workers} workers, but one machine can run at most {MAX_WORKERS}."
-        raise SpecError(message, "Request fewer, or use `--place kubernetes`.")
+        raise SpecError(message, "Request fewer, or use place 'kubernetes'.")
 
 
-def _plan(name: str, spec: ClusterSpec, *, tied: bool) -> tuple[Desired, plan.Defaults]:
-    """The desired state on this machine, and the defaults that it uses. Raises SpecError if it does not fit."""
-    check_fits(spec, total_memory())
-    chosen = defaults(spec, total_memory())
+def check_spec(name: str, spec: ClusterSpec, environ: Mapping[str, str]) -> None:
+    """Raise SpecError if a cluster with this spec cannot run on this machine."""
+    _plan(name, spec, usable_memory(environ), tied=False)
+
+
+def _plan(name: str, spec: ClusterSpec, memory: int, *, tied: bool) -> tuple[Desired, plan.Defaults]:
+    """The desired state on a machine with that much memory, and the defaults that it uses. Raises SpecError if it does
+    not fit."""
+    check_fits(spec, memory)
+    chosen = defaults(spec, memory)
     return plan.build(name, spec, engines.get(spec.engine), chosen, tied=tied), chosen
 
 
@@ -419,3 +543,14 @@ def _short_path(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}/{path.name}"
     finally:
         os.close(descriptor)
+
+
+def _usage(mark: str) -> dict[str, Usage]:
+    """Of each member, from its processes."""
+    found: dict[str, Usage] = {}
+    for process in marked(mark):
+        member = process.member.rpartition(":")[0]
+        if member:
+            (seconds, memory), before = usage_of(process.identity.pid), found.get(member, Usage())
+            found[member] = Usage(before.cpu_seconds + seconds, before.memory + memory)
+    return found

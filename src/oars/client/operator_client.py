@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from oars.base import codec
 from oars.base.errors import Denied, UsageError
@@ -14,7 +14,8 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer, raise_failure, start_all, stop_all, wait_all_synced
 from oars.kube.kinds import CONFIG_MAP, CRD, LEASE, POD, Object
-from oars.kube.lease import find_held_lease
+from oars.kube.lease import find_held_lease, is_held
+from oars.kube.merge_patch import merge_patch
 from oars.model import Cause, Observed
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
@@ -29,9 +30,13 @@ from oars.spec import load
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Endpoints, GroupStatus, Phase, Status
 
-OPERATOR_LEASE = "oars-operator"
-OPERATOR_NAMESPACE = "oars-system"  # unless the CRD names another
 SYNC_SECONDS = 30.0
+MISSED_RENEWALS = 3  # durations of a Lease; clocks may differ a little
+NO_OPERATOR = Cause(
+    "NoOperator",
+    "No operator is running: changes and repairs are delayed until one is.",
+    "Run `oars operator status`; `oars operator install` installs or restores it.",
+)
 
 T = TypeVar("T")
 
@@ -41,7 +46,7 @@ async def find_mode(client: Client, namespace: str) -> str:
     if not await is_served(client, namespace):
         return "direct"
     try:
-        lease = await find_held_lease(client, await operator_namespace(client), OPERATOR_LEASE)
+        lease = await find_held_lease(client, await operator_namespace(client), names.OPERATOR_NAME)
     except ApiError as error:
         if error.status == 403:  # we may not read the Lease; where the CRD is installed, an operator most likely runs
             return "operator"
@@ -51,10 +56,37 @@ async def find_mode(client: Client, namespace: str) -> str:
 
 async def check_watched(client: Client, namespace: str) -> None:
     """Raise UsageError if the operator watches other namespaces only. One that does not run may come back."""
-    lease = await if_allowed(client.get(LEASE, OPERATOR_LEASE, await operator_namespace(client)))
+    lease = await if_allowed(client.get(LEASE, names.OPERATOR_NAME, await operator_namespace(client)))
     if lease and (others := _others(lease, namespace)):
-        hint = f"Use `--namespace {others[0]}`, or `--mode direct`."
+        hint = f"Use namespace {others[0]!r}, or mode 'direct'."
         raise UsageError(f"The operator does not watch the namespace {namespace!r}: only {', '.join(others)}.", hint)
+
+
+async def find_absence(client: Client, namespace: str) -> Cause | None:
+    """The cause that keeps clusters in this namespace from being reconciled: no operator leads, or it watches other
+    namespaces. None: one does, or we may not know."""
+    try:
+        lease = await client.get(LEASE, names.OPERATOR_NAME, await operator_namespace(client))
+    except ApiError as error:
+        if is_not_found(error):
+            return NO_OPERATOR
+        if error.status == 403:
+            return None
+        raise
+    if not is_held(lease, tolerance=MISSED_RENEWALS):
+        return NO_OPERATOR
+    if others := _others(lease, namespace):
+        message = f"The operator does not watch the namespace {namespace!r}: only {', '.join(others)}."
+        return replace(NO_OPERATOR, message=f"{message} Changes and repairs are delayed until one does.")
+    return None
+
+
+def with_absence(report: Report, absence: Cause | None) -> Report:
+    """A report that begins with the absence of an operator, if it is absent."""
+    if absence is None:
+        return report
+    status = replace(report.status, reason=absence.reason, message=absence.message)
+    return Report(status, (absence, *report.causes))
 
 
 def _others(lease: Object, namespace: str) -> list[str]:
@@ -73,7 +105,7 @@ async def operator_namespace(client: Client) -> str:
     """The namespace of the operator, as its CRD says. A complete installation lets everybody read that."""
     definition = await if_allowed(client.get(CRD, f"{COMPUTE_CLUSTER.plural}.{COMPUTE_CLUSTER.group}"))
     annotations = definition["metadata"].get("annotations") if definition else None
-    return str((annotations or {}).get(names.OPERATOR_HOME, OPERATOR_NAMESPACE))
+    return str((annotations or {}).get(names.OPERATOR_NAMESPACE, names.DEFAULT_OPERATOR_NAMESPACE))
 
 
 async def if_allowed(request: Awaitable[T]) -> T | None:
@@ -113,19 +145,6 @@ async def change(client: Client, before: Object, changed: ClusterSpec, *, force:
     if force and after["metadata"]["generation"] != foreseen:
         now = {"metadata": {"annotations": {names.FORCE: str(after["metadata"]["generation"])}}}
         await client.patch(COMPUTE_CLUSTER, name, namespace, now)
-
-
-def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> Object:
-    """The JSON merge patch (RFC 7386) that turns `before` into `after`."""
-    patch: Object = {key: None for key in before if key not in after}
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            if changed := merge_patch(old, value):
-                patch[key] = changed
-        elif old != value or key not in before:
-            patch[key] = value
-    return patch
 
 
 async def delete(client: Client, name: str, namespace: str) -> bool:
@@ -212,6 +231,8 @@ def report_of(resource: Object, pods: list[Object]) -> Report:
         members=member_statuses(observed, status_codec.load_view(stored, members)),
         mode="operator",
         namespace=metadata["namespace"],
+        expires=status_codec.load_expires(stored.get("expires")),
+        created=observe.seconds(metadata.get("creationTimestamp")) or None,
         generation=stored.get("observedGeneration", 0),
     )
     if metadata.get("deletionTimestamp"):

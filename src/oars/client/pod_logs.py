@@ -6,9 +6,10 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-from oars.base.errors import OarsError
+from oars.base.errors import NotFound, OarsError
 from oars.client.backend import LogOptions, Progress
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, Unreachable, is_transient
@@ -21,46 +22,85 @@ REPORT_AFTER = 5.0  # seconds of failures
 NEW_FAILURE_AFTER = 60.0  # seconds without a failure
 
 FindPod = Callable[[], Awaitable[Object | None]]
+_NO_PREVIOUS = re.compile("previous terminated container .* not found")
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 
 
 async def read(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
     """The present lines of the pod that `find_pod` returns."""
     if pod := await find_pod():
-        async for line in client.logs(**_container(pod, options), tail=options.tail, previous=options.previous):
-            yield line
-
-
-async def follow(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
-    """The present and future lines, each once, until `find_pod` returns None: the member is gone."""
-    backoff, tail = Backoff(options.on_trouble), options.tail
-    uid, newest, unstamped = "", "", ""  # the pod, the timestamp of its last line, the last line without one
-    while True:
-        pause = POLL_SECONDS
+        chosen = _container(pod, options)
         try:
+            since = _since(options)
+            async for line in client.logs(**chosen, tail=options.tail, since=since, previous=options.previous):
+                yield line
+        except ApiError as error:
+            if not options.previous or not _NO_PREVIOUS.search(error.message):
+                raise
+            message = (
+                f"Container {chosen['container']!r} of pod {chosen['name']} has not restarted; there is no earlier log."
+            )
+            raise NotFound(message, "Omit `--previous` to read its log.") from None
+
+
+async def follow(
+    client: Client, find_pod: FindPod, options: LogOptions, is_over: Callable[[], Awaitable[bool]] | None = None
+) -> AsyncIterator[str]:
+    """The present and future lines, each once, until `find_pod` returns None: the member is gone. With `is_over` until
+    a connection that began after it was true has delivered everything: nothing is written any more."""
+    backoff, position = Backoff(options.on_trouble), _Position(options.tail)
+    while True:
+        pause, is_last = POLL_SECONDS, False
+        try:
+            is_last = is_over is not None and await is_over()
             pod = await find_pod()
             if pod is None:
                 return
-            if pod["metadata"]["uid"] != uid:  # timestamps of another node do not compare
-                tail = None if uid else tail
-                uid, newest = pod["metadata"]["uid"], ""
-            last = newest  # of the previous connection: lines of stdout and stderr may be out of order
-            since = {"since": last} if last else {"tail": tail}
-            async for line in client.logs(**_container(pod, options), follow=True, timestamps=True, **since):
-                stamp, _, text = line.partition(" ")
-                if not _TIMESTAMP.match(stamp):
-                    if line != unstamped:  # a message of the kubelet, repeated on every connection
-                        yield line
-                    unstamped = line
-                elif sort_key(stamp) > sort_key(last):
-                    newest = max(newest, stamp, key=sort_key)
-                    yield text
-            tail = None
+            async for line in _new_lines(client, pod, options, position):
+                backoff.reset()
+                yield line
+            if is_last:
+                return
             backoff.reset()
         except OarsError as error:
             if not isinstance(error, ApiError) or error.status != 400:  # 400: the container does not run yet
                 pause = backoff.failed(error)
+            elif is_last:
+                return
         await asyncio.sleep(pause)
+
+
+@dataclass
+class _Position:
+    """How far a log was read."""
+
+    tail: int | None
+    uid: str = ""  # of the pod
+    newest: str = ""  # timestamp of its last line
+    unstamped: str = ""  # the last line without one
+
+
+async def _new_lines(client: Client, pod: Object, options: LogOptions, position: _Position) -> AsyncIterator[str]:
+    """The lines of one connection that earlier ones did not deliver."""
+    if pod["metadata"]["uid"] != position.uid:  # timestamps of another node do not compare
+        position.tail = None if position.uid else position.tail
+        position.uid, position.newest = pod["metadata"]["uid"], ""
+    last = position.newest  # of the previous connection: lines of stdout and stderr may be out of order
+    where, since, tail = _container(pod, options), last or _since(options), None if last else position.tail
+    async for line in client.logs(**where, follow=True, timestamps=True, since=since, tail=tail):
+        stamp, _, text = line.partition(" ")
+        if not _TIMESTAMP.match(stamp):
+            if line != position.unstamped:  # a message of the kubelet, repeated on every connection
+                yield line
+            position.unstamped = line
+        elif sort_key(stamp) > sort_key(last):
+            position.newest = max(position.newest, stamp, key=sort_key)
+            yield text
+    position.tail = None
+
+
+def _since(options: LogOptions) -> str:
+    return "" if options.since is None else observe.timestamp(options.since)
 
 
 def _container(pod: Object, options: LogOptions) -> dict[str, Any]:

@@ -7,18 +7,21 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Executor
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 from oars.client.backend import Driver
 from oars.client.cluster import AsyncCluster
 from oars.client.keywords import same_parameters, suggest_keywords
+from oars.client.view import bundle
+from oars.engines.sessions import make_executor
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _END = object()
+REFRESH_SECONDS = 2.0  # for the status that repr() and the card show
 
 
 class _LoopThread:
@@ -30,12 +33,23 @@ class _LoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # Ctrl-C in the calling thread cancels the work
             raise
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine, and do not wait for its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+
+    def run_if_possible(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Do nothing in the loop's own thread, which could not wait for the result."""
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+        else:
+            self.run(coroutine)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -47,6 +61,11 @@ class _LoopThread:
 
 
 _loop = _LoopThread()
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the event loop of all clusters of the process, and wait for its result."""
+    return _loop.run(coroutine)
 
 
 def _blocking(
@@ -122,16 +141,37 @@ class Cluster:
         """The URL of the engine's dashboard; empty if it has none."""
         return self._cluster.dashboard_link
 
+    @property
+    def scheduler_address(self) -> str:
+        """Dask: the scheduler's address. With `security` it makes `distributed.Client(cluster)` work."""
+        return self._cluster.scheduler_address
+
+    @property
+    def security(self) -> Any:
+        """Dask: the distributed.Security with which a client connects."""
+        return self._cluster.security
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        """Dask awaits the cluster of a new client. This one has started."""
+        return self
+        yield
+
     def executor(self) -> Executor:
         """Return a concurrent.futures.Executor that runs on the cluster."""
-        return self._cluster.executor()
+        return make_executor(self._cluster._started().access(), connect=True)
 
     def driver(self) -> Driver:
         """Return the Python and the environment for a program that connects to this cluster with the engine's API."""
         return self._cluster.driver()
 
-    client = _blocking(AsyncCluster.client)
+    def client(self) -> Any:
+        """Return the engine's own client, connected: distributed.Client, the initialised ray module, a Mars session."""
+        return _loop.run(self._cluster._open_client(asynchronous=False))
+
+    get_client = client  # its name in Dask
     scale = _blocking(AsyncCluster.scale)
+    adapt = _blocking(AsyncCluster.adapt)
+    drain = _blocking(AsyncCluster.drain)
     wait = _blocking(AsyncCluster.wait)
     status = _blocking(AsyncCluster.status)
     members = _blocking(AsyncCluster.members)
@@ -160,7 +200,15 @@ class Cluster:
             yield line
 
     def __repr__(self) -> str:
+        _loop.run_if_possible(self._cluster._refresh(REFRESH_SECONDS))
         return repr(self._cluster).replace("AsyncCluster", "Cluster", 1)
 
     def _repr_html_(self) -> str:
+        _loop.run_if_possible(self._cluster._refresh(REFRESH_SECONDS, measure=True))
         return self._cluster._repr_html_()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """What a notebook shows. With ipywidgets it updates itself, also while a cell runs."""
+        html = self._repr_html_()
+        text = repr(self._cluster).replace("AsyncCluster", "Cluster", 1)
+        return bundle(text, html, self._cluster._live_view(_loop.submit))

@@ -1,7 +1,7 @@
 """The runner: reconciles keys wherever the loop runs: one key in the keeper and in a client, many in the operator.
 
-Sources (watches, sockets, timers) call `wake`. The runner reconciles one key at a time, paces polling, backs off after
-failures and has every failure reported. No exception of a pass ends reconciliation, of this key or of any other.
+Sources (watches, sockets, timers) call `wake`. The runner has one pass at a time for each key, paces polling, backs off
+after failures and has every failure reported. No exception of a pass ends reconciliation, of this key or of any other.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Protocol, TypeVar
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
@@ -22,6 +23,7 @@ K = TypeVar("K", bound=Hashable)
 K_contra = TypeVar("K_contra", bound=Hashable, contravariant=True)
 
 POLLS_PER_SECOND, POLL_BURST = 20.0, 40.0  # over all keys: changes are announced anyway
+LOOKS_PER_SECOND, LOOK_BURST = 100.0, 200.0  # the same for looks for new work, which nothing announces
 NOW = Pause(0.0)
 
 log = get_logger(__name__)
@@ -36,25 +38,32 @@ class Reconciler(Protocol[K_contra]):
 
 
 class Runner(Generic[K]):
-    """Drives a Reconciler. `observe_pass` gets the duration of each pass and whether it failed."""
+    """Drives a Reconciler. At most `workers` passes are at work at a time, not counting those in `waiting`; `tenant`
+    says whose a key is, and tenants take turns. `observe_pass` gets the duration of each pass and whether it failed."""
 
     def __init__(
         self,
         reconciler: Reconciler[K],
         *,
         workers: int = 1,
+        tenant: Callable[[K], Hashable] = lambda key: None,
         longest_backoff: float = LONGEST_BACKOFF,
         clock: Callable[[], float] = time.monotonic,
         observe_pass: Callable[[float, bool], None] = lambda seconds, failed: None,
     ) -> None:
         self._reconciler = reconciler
         self._workers = workers
+        self._slots = asyncio.Semaphore(workers)
         self._clock = clock
         self._observe_pass = observe_pass
-        self._polls = TokenBucket(POLLS_PER_SECOND, POLL_BURST, clock)
-        self._queue: Queue[K] = Queue(clock, longest_backoff)
+        polls, looks = (
+            TokenBucket(POLLS_PER_SECOND, POLL_BURST, clock),
+            TokenBucket(LOOKS_PER_SECOND, LOOK_BURST, clock),
+        )
+        self._buckets = {False: polls, True: looks}  # by Pause.is_look
+        self._queue: Queue[K] = Queue(clock, longest_backoff, tenant)
         self._known: set[K] = set()
-        self._next_poll: dict[K, float] = {}
+        self._next_poll: dict[tuple[K, bool], float] = {}
         self._empty = asyncio.Event()
 
     @property
@@ -66,31 +75,62 @@ class Runner(Generic[K]):
         """Reconcile the key after this pause at the latest."""
         self._known.add(key)
         self._empty.clear()
+        bucket = self._buckets[pause.is_look]
         if not pause.limited:
             self._queue.add(key, pause.seconds)
-        elif not self._queue.is_due_within(key, pause.seconds + self._polls.backlog):
-            self._queue.add(key, pause.seconds + self._polls.reserve())
+        elif not self._queue.is_due_within(key, pause.seconds + bucket.backlog):
+            self._queue.add(key, pause.seconds + bucket.reserve())
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Until cancelled; `until_empty`: or until nothing is left to do for any key."""
-        tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+        self._slots = asyncio.Semaphore(self._workers)
+        failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        passes: set[asyncio.Task[None]] = set()
+        start = asyncio.create_task(self._start_passes(passes, failed))
         empty = asyncio.create_task(self._empty.wait() if until_empty else asyncio.Event().wait())
+        endings: list[asyncio.Future[Any]] = [empty, start, failed]
         try:
-            done, _ = await asyncio.wait([empty, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {empty}:
-                task.result()  # a worker ends only if the runner itself is wrong
+                task.result()  # these end only if the runner itself is wrong
         finally:
-            for task in (empty, *tasks):
+            tasks = (empty, start, *passes)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(empty, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            failed.cancel()
 
-    async def _work(self) -> None:
+    async def _start_passes(self, passes: set[asyncio.Task[None]], failed: asyncio.Future[None]) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            passes.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None and not failed.done():
+                failed.set_exception(error)
+
         while True:
             key = await self._queue.take()
             try:
-                await self._pass(key)
-            finally:
+                await self._slots.acquire()
+            except BaseException:
                 self._queue.done(key)
+                raise
+            passes.add(task := asyncio.create_task(self._work(key)))
+            task.add_done_callback(ended)
+
+    async def _work(self, key: K) -> None:
+        try:
+            await self._pass(key)
+        finally:
+            self._slots.release()
+            self._queue.done(key)
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """Releases the worker slot while the pass waits for a slow peer."""
+        self._slots.release()
+        try:
+            yield
+        finally:
+            await self._slots.acquire()
 
     async def _pass(self, key: K) -> None:
         started = self._clock()
@@ -113,15 +153,15 @@ class Runner(Generic[K]):
         if pause is None:
             self._finish(key)
         else:
-            self._queue.add(key, max(pause.seconds, self._poll_delay(key) if pause.limited else 0.0))
+            self._queue.add(key, max(pause.seconds, self._poll_delay(key, pause.is_look) if pause.limited else 0.0))
 
-    def _poll_delay(self, key: K) -> float:
+    def _poll_delay(self, key: K, is_look: bool) -> float:
         """Seconds until the key's next poll. A key has one reservation at most: passes that come earlier, because it
         was woken, do not put off everybody's polls."""
-        now = self._clock()
-        if self._next_poll.get(key, now) <= now:
-            self._next_poll[key] = now + self._polls.reserve()
-        return self._next_poll[key] - now
+        now, poll = self._clock(), (key, is_look)
+        if self._next_poll.get(poll, now) <= now:
+            self._next_poll[poll] = now + self._buckets[is_look].reserve()
+        return self._next_poll[poll] - now
 
     async def _report(self, key: K, error: Exception) -> None:
         try:
@@ -137,7 +177,8 @@ class Runner(Generic[K]):
         if key in self._queue:
             return  # it was woken during the pass
         self._known.discard(key)
-        self._next_poll.pop(key, None)
+        for is_look in self._buckets:
+            self._next_poll.pop((key, is_look), None)
         if not self._known:
             self._empty.set()
 

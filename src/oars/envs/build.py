@@ -237,5 +237,13 @@ def _minors(condition: str) -> list[str]:
     return [f"3.{minor}" for minor in range(40, 6, -1) if scan.python_allowed(condition, (3, minor, 0))]
 
 
+def supported_python(condition: str, wanted: str = "") -> str:
+    """The version for an image, such as 3.11: the wanted one, or the first that an environment may have."""
+    minor = re.fullmatch(r"3\.(\d+)", wanted) if wanted else None
+    if wanted and (minor is None or not scan.python_allowed(condition, (3, int(minor[1]), 0))):
+        raise UsageError(f"Python {wanted} does not fit: the engine needs {condition}.", "Use a version such as 3.11.")
+    return wanted or _minors(condition)[0]
+
+
 def _join(differences: Sequence[scan.Difference]) -> str:
     return ", ".join(map(str, differences))

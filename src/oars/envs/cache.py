@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import sysconfig
 import time
@@ -26,6 +27,7 @@ from oars.envs import scan
 from oars.model import Needs
 
 MARKER = "oars.json"
+REMOVED = ".removed-"  # prefix of directories that are being removed
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -139,9 +141,15 @@ def unlock(descriptor: int, path: Path) -> None:
 
 
 def erase(env: Path) -> None:
-    """Delete the marker first, so that an interrupted removal leaves an incomplete environment."""
+    """Delete the marker first, so that an interrupted removal leaves an incomplete environment. Then rename it, so that
+    files that cannot be removed, such as those in use on NFS, do not block the name; `sweep` tries them again."""
     (env / MARKER).unlink(missing_ok=True)
-    shutil.rmtree(env, ignore_errors=True)
+    removed = env
+    if not env.name.startswith(REMOVED):
+        removed = env.with_name(f"{REMOVED}{env.name}-{secrets.token_hex(4)}")
+        with suppress(FileNotFoundError):
+            env.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def sweep(envs: Path) -> None:

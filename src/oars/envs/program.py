@@ -23,13 +23,17 @@ _GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
 _PROGRESS = re.compile(
     r"(Resolved|Downloading|Downloaded|Building|Built|Prepared|Installed|Bytecode compiled|Updating)\b"
 )
-_DOING = {"Resolved": "downloading", "Prepared": "installing", "Building": "building", "Built": "downloading"}
+_DOING = {
+    "Resolved": "downloading", "Prepared": "installing", "Installed": "compiling bytecode", "Building": "building",
+    "Built": "downloading",
+}  # fmt: skip
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
-# uv ends with this process even if it is killed, and does not see variables that select another Python.
+# uv ends with this process even if it is killed (on Linux), and does not see variables that select another Python.
 _LAUNCHER = """
 import ctypes, os, sys
-ctypes.CDLL(None).prctl(1, 9)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 for name in ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "UV_SYSTEM_PYTHON", "UV_TARGET", "UV_PREFIX", "UV_PYTHON"):
@@ -55,7 +59,7 @@ class Watch:
         if time.monotonic() > self.deadline:
             raise TimedOut(
                 f"Timed out after {self.elapsed():.0f} s building {self.what}: it was still {doing}.",
-                "Try again: downloads are kept. Use a longer --timeout if the network is slow.",
+                "Try again: downloads are kept. Use a longer timeout if the network is slow.",
                 tuple(lines[-8:]),
             )
 
@@ -162,7 +166,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """True if it has ended; does not reap it."""
+    """True if it has ended; does not reap it, where that is possible."""
     if process.returncode is not None:
         return True
+    if not hasattr(os, "waitid"):  # macOS
+        return process.poll() is not None
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -42,6 +42,8 @@ class Credentials:
         """Return the headers that authenticate a request."""
         self._reload_files_if_due()
         target, token = self._target, self._token
+        if target.read_token is not None:
+            token = await asyncio.to_thread(target.read_token)  # it may run a program
         if not token and (credential := await self._get_exec_credential()):
             token = credential.token
         if token:

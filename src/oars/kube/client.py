@@ -28,6 +28,7 @@ FIELD_MANAGER = "oars"
 WATCH_IDLE_TIMEOUT = 100.0  # the server sends a bookmark about once a minute; a longer silence is a dead connection
 _WATCH_SECONDS = (300, 600)  # random, so that watches that start together do not end together
 # Reject fields that the server does not know instead of dropping them silently.
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _STRICT: Mapping[str, str] = {"fieldValidation": "Strict"}
 
 
@@ -83,6 +84,12 @@ class Client:
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         """Return an object. The default namespace is the target's."""
         return await self._object(Request("GET", kind.path(self._namespace(kind, namespace), name)))
+
+    async def get_metadata(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        """Return the metadata of an object. The rest of it is not sent."""
+        found = await self._object(Request("GET", kind.path(self._namespace(kind, namespace), name), accept=_METADATA))
+        metadata: Object = found["metadata"]
+        return metadata
 
     async def list(
         self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = "", limit: int = 500
@@ -174,13 +181,14 @@ class Client:
 
     # Write
 
-    async def create(self, obj: Object, kind: Kind | None = None) -> Object:
-        """Create an object. Pass `kind` if `kind_of` does not know it.
+    async def create(self, obj: Object, kind: Kind | None = None, *, dry_run: bool = False) -> Object:
+        """Create an object. Pass `kind` if `kind_of` does not know it. `dry_run`: only check whether it can be created.
 
         If the server does not answer, the object may exist; the request is not retried."""
         kind = kind or kind_of(obj)
         path = kind.path(self._namespace(kind, obj["metadata"].get("namespace")))
-        return await self._object(Request("POST", path, _STRICT, obj, idempotent=False))
+        params = {**_STRICT, **({"dryRun": "All"} if dry_run else {})}
+        return await self._object(Request("POST", path, params, obj, idempotent=False))
 
     async def apply(self, obj: Object) -> Object:
         """Create or update an object by server-side apply. Takes over fields of other managers."""

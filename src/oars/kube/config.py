@@ -48,7 +48,7 @@ def load(
     if context is None and in_cluster(environ):
         return _from_service_account(environ, namespace)
     searched = tuple(f"searched {path}" for path in paths)
-    hint = "Set KUBECONFIG, or pass --kubeconfig."
+    hint = "Set KUBECONFIG, or give the path of a kubeconfig."
     raise ConfigError("No kubeconfig found, and this process does not run in a pod.", hint, searched)
 
 
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text()) or {}
     except OSError as error:
-        hint = "Correct its permissions, or pass another file with --kubeconfig."
+        hint = "Correct its permissions, or use another kubeconfig."
         raise ConfigError(f"Cannot read kubeconfig {path}: {error.strerror}.", hint) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         hint = f"Run `kubectl config view --kubeconfig {path}` to check it."
@@ -113,7 +113,7 @@ def _from_kubeconfig(config: _Config, environ: Environ, context_name: str | None
     # Unlike kubectl, we do not need current-context if there is one context.
     name = context_name or config.current or (next(iter(config.contexts)) if len(config.contexts) == 1 else "")
     if not name:
-        hint = "Pass --context, or choose one of the contexts below with `kubectl config use-context`."
+        hint = "Give a context, or choose one of the contexts below with `kubectl config use-context`."
         raise ConfigError(f"current-context is not set in {config.source}.", hint, tuple(sorted(config.contexts)))
     context, _ = config.find("context", name)
     cluster, cluster_dir = config.find("cluster", context.get("cluster", ""))

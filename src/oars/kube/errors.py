@@ -91,6 +91,11 @@ def is_not_found(error: BaseException) -> bool:
     return isinstance(error, ApiError) and error.status == 404
 
 
+def is_conflict(error: BaseException) -> bool:
+    """True if the object exists already, or has another version than the request says."""
+    return isinstance(error, ApiError) and error.status == 409
+
+
 def is_expired(error: BaseException) -> bool:
     """True if a list or watch requested a resourceVersion that the server no longer has."""
     return isinstance(error, ApiError) and (error.status == 410 or error.reason == "Expired")

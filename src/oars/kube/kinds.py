@@ -48,7 +48,12 @@ EVENT = Kind("", "v1", "events", "Event")
 NODE = Kind("", "v1", "nodes", "Node", namespaced=False)
 RESOURCE_QUOTA = Kind("", "v1", "resourcequotas", "ResourceQuota")
 LIMIT_RANGE = Kind("", "v1", "limitranges", "LimitRange")
+PERSISTENT_VOLUME_CLAIM = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 DEPLOYMENT = Kind("apps", "v1", "deployments", "Deployment")
+STATEFUL_SET = Kind("apps", "v1", "statefulsets", "StatefulSet")
+DAEMON_SET = Kind("apps", "v1", "daemonsets", "DaemonSet")
+JOB = Kind("batch", "v1", "jobs", "Job")
+CRON_JOB = Kind("batch", "v1", "cronjobs", "CronJob")
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy")
 INGRESS = Kind("networking.k8s.io", "v1", "ingresses", "Ingress")
@@ -58,8 +63,22 @@ CLUSTER_ROLE = Kind("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterR
 CLUSTER_ROLE_BINDING = Kind(
     "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
 )
+POD_METRICS = Kind("metrics.k8s.io", "v1beta1", "pods", "PodMetrics")  # of metrics-server, where it is installed
+SELF_SUBJECT_ACCESS_REVIEW = Kind(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
 LEASE = Kind("coordination.k8s.io", "v1", "leases", "Lease")
 CRD = Kind("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
+VALIDATING_ADMISSION_POLICY = Kind(
+    "admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", namespaced=False
+)
+VALIDATING_ADMISSION_POLICY_BINDING = Kind(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingadmissionpolicybindings",
+    "ValidatingAdmissionPolicyBinding",
+    namespaced=False,
+)
 
 _BY_NAME = {(kind.api_version, kind.kind): kind for kind in list(globals().values()) if isinstance(kind, Kind)}
 

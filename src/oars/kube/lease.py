@@ -210,11 +210,9 @@ async def find_held_lease(client: Client, namespace: str, name: str) -> Object |
     lease = await _get_lease(client, namespace, name)
     if lease is None:
         return None
-    spec, duration = lease["spec"], float(lease["spec"].get("leaseDurationSeconds") or 0)
-    if spec.get("renewTime"):
-        age = (datetime.now(UTC) - datetime.fromisoformat(spec["renewTime"])).total_seconds()
-        if abs(age) <= duration:
-            return lease
+    duration = float(lease["spec"].get("leaseDurationSeconds") or 0)
+    if is_held(lease):
+        return lease
     seconds = duration * MAX_RENEW_DEADLINE
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -223,6 +221,15 @@ async def find_held_lease(client: Client, namespace: str, name: str) -> Object |
         if current is None or current["metadata"]["resourceVersion"] != lease["metadata"]["resourceVersion"]:
             return current
     return None
+
+
+def is_held(lease: Object, tolerance: float = 1.0) -> bool:
+    """True if the Lease names a holder that renewed it within `tolerance` of its durations, by this machine's clock."""
+    spec = lease.get("spec") or {}
+    if not spec.get("holderIdentity") or not spec.get("renewTime"):
+        return False
+    age = (datetime.now(UTC) - datetime.fromisoformat(spec["renewTime"])).total_seconds()
+    return abs(age) <= tolerance * float(spec.get("leaseDurationSeconds") or 0)
 
 
 async def _get_lease(client: Client, namespace: str, name: str) -> Object | None:

@@ -6,15 +6,14 @@ The protocol cannot half-close: a connection is closed in both directions at onc
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from oars.base.connections import ConnectionServer
 from oars.base.errors import OarsError
-from oars.base.log import get_logger, pairs
+from oars.base.log import get_logger
 from oars.kube.channels import ChannelReader, ChannelSocket, StreamClosed
 from oars.kube.client import Client
 from oars.kube.kinds import POD
@@ -102,41 +101,19 @@ class Forwarder:
         self._choose = choose
         self._local_port = local_port
         self._host = host
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = ConnectionServer(self._forward, (OarsError, *NETWORK_ERRORS))
         self._answering: Address | None = None  # the last address that sent data
 
     async def start(self) -> int:
         """Start listening and return the local port."""
-        self._server = await asyncio.start_server(self._accept, self._host, self._local_port)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return await self._server.start(self._host, self._local_port)
 
     async def close(self) -> None:
         """Stop listening and close all connections."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._server.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            await self._forward((reader, writer))
-        except (OarsError, *NETWORK_ERRORS) as error:
-            _log.info(pairs("port-forward failed", error=str(error).split("\n")[0]))
-            _reset(writer)
-        except asyncio.CancelledError:
-            _reset(writer)  # do not re-raise: asyncio logs a cancelled handler as an error
-        finally:
-            self._tasks.discard(task)
-            writer.close()
-
-    async def _forward(self, local: LocalStreams) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        local: LocalStreams = (reader, writer)
         transfer = _Transfer()
         deadline = time.monotonic() + CONNECT_TIMEOUT
         while True:
@@ -244,11 +221,3 @@ async def _receive_from_pod(
         local_writer.write(data)
         await local_writer.drain()
         transfer.is_delivering = False
-
-
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Reset a connection, so that its user sees an error and not the end of the data."""
-    with suppress(OSError):
-        handle = writer.get_extra_info("socket")
-        handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()

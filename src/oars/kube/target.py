@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Target:
     tls_server_name: str = ""
     token: str = field(default="", repr=False)
     token_file: str = ""
+    read_token: Callable[[], str] | None = field(default=None, repr=False)  # of another client, which renews it
     exec_plugin: ExecPlugin | None = None
     username: str = ""
     password: str = field(default="", repr=False)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from oars.base.errors import OarsError
 from oars.kube.auth import Credentials
 from oars.kube.errors import ApiError, ConfigError, Unreachable, parse_error
 from oars.kube.target import Target
@@ -28,7 +29,9 @@ MAX_DELAY = 30.0
 CONNECTIONS = 200  # every watch, log stream and port-forward holds one
 _CLOSE_TIMEOUT = 1.0
 # A peer that disappears without closing the connection is detected after 15 + 3 * 5 seconds.
-_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_IDLE = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"  # the latter on macOS
+_SECONDS = {_IDLE: 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEP_ALIVE = tuple((getattr(socket, name), value) for name, value in _SECONDS.items() if hasattr(socket, name))
 
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)  # OSError includes ssl.SSLError and TimeoutError
 WebSocket: TypeAlias = "aiohttp.ClientWebSocketResponse[bool]"
@@ -44,6 +47,7 @@ class Request:
     params: Params = ()
     body: object = None
     content_type: str = "application/json"
+    accept: str = "application/json, */*"
     idempotent: bool = True
     check: Callable[[], None] | None = None  # called before each attempt; its error ends the request
 
@@ -56,6 +60,7 @@ class Transport:
         self._user_agent = user_agent
         self._credentials = Credentials(target, os.environ if environ is None else environ)
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         if target.proxy_url and not target.proxy_url.startswith(("http://", "https://")):
             scheme = target.proxy_url.partition(":")[0]
@@ -65,6 +70,7 @@ class Transport:
         """Close all connections and wait until their sockets are closed.
 
         aiohttp closes sockets in later iterations of the event loop, which may never run."""
+        self._is_closed = True
         await self._credentials.close()
         session, self._session = self._session, None
         if session is None:
@@ -150,7 +156,7 @@ class Transport:
     async def _send_once(
         self, request: Request, options: dict[str, Any], seconds: float, stream: bool
     ) -> aiohttp.ClientResponse:
-        headers = list(options.pop("headers"))
+        headers = [*options.pop("headers"), ("Accept", request.accept)]
         data = None
         if request.body is not None:
             data = json.dumps(request.body, separators=(",", ":")).encode()
@@ -169,7 +175,7 @@ class Transport:
     async def _request_options(self) -> tuple[dict[str, Any], int]:
         """Return aiohttp's options that authenticate a request, and the version of the credentials in them."""
         target = self.target
-        headers = [("User-Agent", self._user_agent), ("Accept", "application/json, */*")]
+        headers = [("User-Agent", self._user_agent)]
         headers += await self._credentials.headers()
         options: dict[str, Any] = {"headers": headers, "ssl": await self._credentials.tls() or True}
         if target.proxy_url:
@@ -179,6 +185,8 @@ class Transport:
         return options, self._credentials.version
 
     def _get_session(self) -> aiohttp.ClientSession:
+        if self._is_closed:  # a task that is still being cancelled must not open another session, which nobody closes
+            raise OarsError("The connection to the API server is closed.")
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=CONNECTIONS, socket_factory=self._new_socket, keepalive_timeout=60)
             self._session = aiohttp.ClientSession(connector=connector, middlewares=(_read_failed_upgrade,))
@@ -207,7 +215,7 @@ def network_errors_as_unreachable(target: Target) -> Iterator[None]:
         if isinstance(error, TimeoutError):
             hint = "Check the network, VPN and proxy. `kubectl version` connects to the same server."
             raise Unreachable(f"Timed out waiting for {server}.", hint) from error
-        hint = "Check that the cluster is running and that --context is correct. A VPN or proxy may be required."
+        hint = "Check that the cluster is running and that its context is right. A VPN or proxy may be required."
         raise Unreachable(f"Cannot reach {server}.", hint, (str(error) or type(error).__name__,)) from error
 
 

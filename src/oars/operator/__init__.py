@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NAMESPACE = "oars-system"  # default namespace of the operator
-NAME = "oars-operator"  # of its Deployment, ServiceAccount, Lease and roles
+from oars.places.kube import names
+
+NAMESPACE = names.DEFAULT_OPERATOR_NAMESPACE
+NAME = names.OPERATOR_NAME
 METRICS_PORT = 8080
 HEALTH_PORT = 8081
+MARS_JOB = "marsjob"  # in `--adopt marsjob`
+ADOPTABLE = (MARS_JOB,)
 
 
 @dataclass(frozen=True)
@@ -23,3 +27,5 @@ class RunOptions:
     health_port: int = HEALTH_PORT
     identity: str = ""  # default: the host name
     log_format: str = "text"
+    adopt: tuple[str, ...] = ()  # kinds of other projects to serve, too
+    trust_authors: bool = False  # accept restricted fields also if no admission policy checks their authors

@@ -17,14 +17,26 @@ import yaml
 from oars import engines
 from oars.places.kube.render.changes import IMMUTABLE
 from oars.spec import resources
-from oars.spec.cluster import API_VERSION, ClusterSpec, Part
+from oars.spec.cluster import API_VERSION, MAX_SPILL_PATHS, ClusterSpec, Part
+from oars.spec.job import JobSpec
 
 Schema = dict[str, Any]
 
 TEMPLATE = Path(__file__).with_name("crd.yaml")
+JOB_TEMPLATE = Path(__file__).with_name("job_crd.yaml")
 GROUP = API_VERSION.split("/")[0]
 PLURAL = "computeclusters"
 NAME = f"{PLURAL}.{GROUP}"
+JOB_PLURAL = "computejobs"
+JOB_NAME = f"{JOB_PLURAL}.{GROUP}"
+MARS_JOB_TEMPLATE = Path(__file__).with_name("marsjob_crd.yaml")
+MARS_JOB_GROUPS = ("training.kubedl.io", "kubedl.io")
+MARS_JOB_PLURAL = "marsjobs"
+# The API server lists groups in alphabetical order, and kubectl takes the first resource of a name, here the older one.
+# So only the present group has the singular `marsjob`, which KubeDL's page uses.
+OLD_MARS_JOB = "oldmarsjob"
+MARS_JOB_NAMES = tuple(f"{MARS_JOB_PLURAL}.{group}" for group in MARS_JOB_GROUPS)
+MARS_JOB_POLICY = f"{MARS_JOB_PLURAL}.{GROUP}"  # the admission policy that checks their authors
 
 MAX_GROUPS = 100
 MAX_ENTRIES = 1000  # of other maps and lists
@@ -38,23 +50,29 @@ ANY_OBJECT: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": 
 # Contradictory bounds reject objects and lists, and the enum rejects booleans.
 _NO_OTHER_TYPE = {"minProperties": 1, "maxProperties": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
 _NUMBER_OR_STRING: Schema = {"x-kubernetes-preserve-unknown-fields": True, "minimum": 0, **_NO_OTHER_TYPE}
+_MEMORY: Schema = {
+    "x-kubernetes-int-or-string": True,
+    "anyOf": [{"type": "integer"}, {"type": "string"}],
+    "minimum": 2**20,
+    "pattern": r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]([iI]?[bB]?)?|[bB])?\s*$",
+}
 _CPU = {"exclusiveMinimum": True, "maximum": resources.MAX_CPU, "pattern": r"^\s*\d*\.?\d+m?\s*$"}
 
+_TIME = {**_NUMBER_OR_STRING, "maximum": int(resources.MAX_SECONDS), "pattern": _DURATION}
 QUANTITIES: Mapping[Any, Schema] = {
     resources.cpu: {**_NUMBER_OR_STRING, **_CPU},
-    resources.duration: {**_NUMBER_OR_STRING, "maximum": int(resources.MAX_SECONDS), "pattern": _DURATION},
-    resources.memory: {
-        "x-kubernetes-int-or-string": True,
-        "anyOf": [{"type": "integer"}, {"type": "string"}],
-        "minimum": 2**20,
-        "pattern": r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]([iI]?[bB]?)?|[bB])?\s*$",
-    },
+    resources.duration: _TIME,
+    resources.limit: _TIME,
+    resources.memory: _MEMORY,
+    resources.cache: {**_MEMORY, "pattern": _MEMORY["pattern"].replace("|[bB])", "|[bB]|%)")},
 }
 # Appended to descriptions, because `kubectl explain` shows no type for quantities.
 EXAMPLES: Mapping[Any, str] = {
     resources.cpu: "For example 2, 0.5 or 500m.",
     resources.duration: "For example 90, 30s or 1h30m.",
+    resources.limit: "For example 30m or 8h.",
     resources.memory: "For example 512Mi or 4Gi.",
+    resources.cache: "For example 40% or 4Gi.",
 }
 SCALARS: Mapping[Any, Schema] = {
     str: {"type": "string"},
@@ -110,6 +128,12 @@ EXTRA: Mapping[str, Schema] = {
         ],
     },
     "workers[].resources": {"additionalProperties": {"type": "number", "minimum": 0}},
+    "workers[].spill.paths": {
+        "maxItems": MAX_SPILL_PATHS,
+        "items": {"type": "string", "maxLength": 1000, "pattern": "^/"},
+        "x-kubernetes-list-type": "atomic",
+    },
+    "workers[].spill.medium": {"maxLength": 253},
     "namespace.name": NAMESPACE,
     "expose.host": {"maxLength": 253},
     "expose.ingressClass": {"maxLength": 253},
@@ -127,6 +151,59 @@ def compute_cluster(engine_names: Iterable[str] | None = None) -> dict[str, Any]
     (version,) = definition["spec"]["versions"]
     version["schema"]["openAPIV3Schema"]["properties"]["spec"] = spec_schema(engine_names)
     return definition
+
+
+def compute_job() -> dict[str, Any]:
+    """The CustomResourceDefinition of ComputeJob."""
+    definition: Schema = yaml.safe_load(JOB_TEMPLATE.read_text())
+    (version,) = definition["spec"]["versions"]
+    version["schema"]["openAPIV3Schema"]["properties"]["spec"] = job_schema()
+    return definition
+
+
+def mars_jobs() -> list[dict[str, Any]]:
+    """KubeDL's CustomResourceDefinitions of MarsJob, one for each of its groups."""
+    return [_mars_job(group) for group in MARS_JOB_GROUPS]
+
+
+def _mars_job(group: str) -> dict[str, Any]:
+    definition: Schema = yaml.safe_load(MARS_JOB_TEMPLATE.read_text().replace("GROUP", group))
+    (version,) = definition["spec"]["versions"]
+    if group != MARS_JOB_GROUPS[0]:
+        definition["spec"]["names"]["singular"] = OLD_MARS_JOB
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    quantity = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+    policy = {
+        "type": "object",
+        "description": "Memory of the workers. Both spellings of the field are accepted.",
+        "properties": {
+            "plasmaStore": {"type": "string"},
+            "lockFreeFileIO": {"type": "boolean"},
+            "spillDirs": {"type": "array", "items": {"type": "string"}, "maxItems": MAX_ENTRIES},
+            "workerCachePercentage": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 100},
+            "workerCacheSize": quantity,
+        },
+    }
+    spec["workerMemoryTuningPolicy"] = spec["memoryTuningPolicy"] = policy
+    return definition
+
+
+def job_schema() -> Schema:
+    """The schema of a job's spec. The operator checks the cluster with the models, as its schema would be repeated."""
+    schema = _block(JobSpec, "job")
+    properties = schema["properties"]
+    del properties["clusterName"]
+    properties["cluster"] = {**ANY_OBJECT, "description": properties["cluster"]["description"]}
+    entry = {"x-kubernetes-preserve-unknown-fields": True, "description": properties["entrypoint"]["description"]}
+    properties["entrypoint"] = entry
+    codes = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+    for field in ("exitCodes", "never"):
+        properties["retryOn"]["properties"][field] |= {"items": codes, "maxItems": MAX_ENTRIES}
+    for field in ("entrypoint", "secrets", "env"):
+        properties[field].pop("default", None)
+    message = "schedule cannot be added or removed: create another job"
+    rules = [{"rule": "has(self.schedule) == has(oldSelf.schedule)", "message": message}]
+    return {**schema, "required": ["cluster", "entrypoint"], "x-kubernetes-validations": rules}
 
 
 def spec_schema(engine_names: Iterable[str] | None = None) -> Schema:

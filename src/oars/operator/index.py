@@ -24,12 +24,13 @@ from oars.places.kube import names
 from oars.places.kube.evidence import has_replica_failure, is_failing
 from oars.places.kube.state import observe, ownership
 from oars.places.kube.state.cache import trimmed_deployment, trimmed_other, trimmed_pod
+from oars.places.kube.state.nodes import NodeWatch
 
 Cluster = tuple[str, str]  # namespace, name
 Change = tuple[Cluster, Object | None, Object | None]  # before and after
 
 # Owned objects that are restored when somebody deletes them. ConfigMaps and Secrets are not watched: that would require
-# permission to read all of them.
+# permission to read all of them. The place looks for them now and then.
 OWNED_KINDS = (SERVICE, SERVICE_ACCOUNT, NETWORK_POLICY, POD_DISRUPTION_BUDGET, INGRESS)
 
 
@@ -98,6 +99,11 @@ class Pods(Index):
         if not unready:
             del self._unready[cluster]
 
+    def on_node(self, node: str) -> list[Cluster]:
+        """The clusters with pods on a node."""
+        found = self._by_cluster.items()
+        return [each for each, pods in found if any(p["spec"].get("nodeName") == node for p in pods.values())]
+
     def due(self, cluster: Cluster, old: Object | None, new: Object | None) -> Pause:
         """A worker that becomes ready is urgent if it is the last unready pod. A head always is: its workers may have
         to be replaced."""
@@ -113,20 +119,20 @@ class Watches:
 
     def __init__(self, client: Client, namespaces: tuple[str, ...], kinds: Sequence[ResourceKind], wake: Wake) -> None:
         self._wake = wake
-        self.kinds = [each.kind.kind for each in kinds]
+        self.on_resource: Callable[[Object], None] = lambda resource: None  # at every change, also of the status
+        self.kinds = [each.name for each in kinds]
+        owners = {each.kind.kind for each in kinds}
         self.pods = Pods()
         self.owned = {
-            kind.kind: Index(lambda obj: bool(ownership.owner_kind(obj, self.kinds)))
-            for kind in (DEPLOYMENT, *OWNED_KINDS)
+            kind.kind: Index(lambda obj: bool(ownership.owner_kind(obj, owners))) for kind in (DEPLOYMENT, *OWNED_KINDS)
         }
         self.resources: dict[Key, Object] = {}
+        self.nodes = NodeWatch(client, self.wake_node)
         self.informers: list[Informer] = []
         deployments = self.owned[DEPLOYMENT.kind]
         for namespace in namespaces or (None,):
             for each in kinds:
-                self.informers.append(
-                    Informer(client, each.kind, namespace, on_change=self._on_resource(each.kind.kind))
-                )
+                self.informers.append(Informer(client, each.kind, namespace, on_change=self._on_resource(each.name)))
             self._add(client, POD, namespace, self.pods, trimmed_pod, self.pods.due)
             self._add(client, DEPLOYMENT, namespace, deployments, trimmed_deployment, _deployment_due)
             for kind in OWNED_KINDS:
@@ -160,11 +166,19 @@ class Watches:
                 self.resources.pop(key, None)
             else:
                 self.resources[key] = new
+            self.on_resource(new or old or {})
             # A change of the status alone needs no pass: the operator wrote it.
             if old is None or new is None or _spec_version(old) != _spec_version(new):
                 self._wake(key, NOW)
 
         return changed
+
+    def wake_node(self, node: str) -> None:
+        """Wake the clusters with pods on a node."""
+        for cluster in self.pods.on_node(node):
+            for key in (Key(each, *cluster) for each in self.kinds):
+                if key in self.resources:
+                    self._wake(key, BATCHED)
 
     def cluster(self, key: Key, uid: str) -> CachedCluster:
         """The cached objects of the resource with this uid."""

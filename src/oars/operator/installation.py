@@ -12,7 +12,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_expired, is_not_found
 from oars.kube.kinds import Kind, Object
 from oars.kube.lease import find_holder
-from oars.operator import NAME, crd, manifests
+from oars.operator import ADOPTABLE, MARS_JOB, NAME, admission, crd, kubedl, manifests
 from oars.operator.manifests import InstallOptions
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 
@@ -27,14 +27,24 @@ async def install(client: Client, options: InstallOptions, seconds: float, progr
     namespace = options.namespace
     try:
         async with asyncio.timeout(seconds):
+            if MARS_JOB in options.adopt:
+                await kubedl.check_absent(client)
             for obj in manifests.install(options):
                 kind, name = kinds.kind_of(obj), obj["metadata"]["name"]
+                if name in crd.MARS_JOB_NAMES and await kubedl.has_defined(client, name):
+                    progress(f"{kind.kind} {name} is KubeDL's: it stays as it is")
+                    continue
                 if kind == kinds.NAMESPACE:
                     found = await _or_none(client.get(kinds.NAMESPACE, name))
                     if found is not None and not _is_created_by_install(found):
                         continue  # somebody else created it: neither label nor delete it
                 progress(f"{kind.kind} {name}")
-                await client.apply(obj)
+                try:
+                    await (admission.apply(client, obj) if kind in admission.KINDS else client.apply(obj))
+                except ApiError as error:
+                    if kind not in admission.KINDS or not is_not_found(error):
+                        raise
+                    progress(f"{kind.kind} needs Kubernetes 1.30: the operator refuses fields that it would check")
             if not options.replicas:
                 return ""
             progress("waiting for a pod of the operator")
@@ -52,7 +62,7 @@ async def install(client: Client, options: InstallOptions, seconds: float, progr
 
 async def uninstall(client: Client, namespace: str, seconds: float, progress: Progress, *, force: bool = False) -> None:
     """Delete all objects; with `force`, also the clusters."""
-    running = await clusters(client)
+    running = [*await clusters(client), *await kubedl.adopted_jobs(client, await _adopting(client, namespace))]
     names = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in running]
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     listed = ", ".join(names[:MAX_NAMES]) + more
@@ -76,17 +86,32 @@ async def status(client: Client, namespace: str) -> Object:
     if found is None:
         hint = "Run `oars operator install`, or `oars operator run` to run one in this process."
         raise NotFound(f"There is no operator in namespace {namespace}.", hint)
-    container = found["spec"]["template"]["spec"]["containers"][0]
-    arguments = [argument.partition("=") for argument in container.get("args", ())]
+    arguments = _arguments(found)
     return {
         "namespace": namespace,
-        "image": container["image"],
+        "image": found["spec"]["template"]["spec"]["containers"][0]["image"],
         "replicas": found["spec"].get("replicas", 1),
         "ready": found.get("status", {}).get("readyReplicas", 0),
         "leader": await find_holder(client, namespace, NAME),
-        "watches": [value for name, _, value in arguments if name == "--namespace"],
+        "watches": [value for name, value in arguments if name == "--namespace"],
+        "authors": await admission.state(client, trust_authors=any(name == "--trust-authors" for name, _ in arguments)),
         "clusters": len(await clusters(client)),
     }
+
+
+def _arguments(deployment: Object) -> list[tuple[str, str]]:
+    """Names and values of the operator's options."""
+    given = deployment["spec"]["template"]["spec"]["containers"][0].get("args", ())
+    return [(name, value) for name, _, value in (each.partition("=") for each in given)]
+
+
+async def _adopting(client: Client, namespace: str) -> Callable[[Object], bool]:
+    """Whether the installed operator serves a MarsJob."""
+    found = await _or_none(client.get(kinds.DEPLOYMENT, NAME, namespace))
+    arguments = _arguments(found) if found is not None else []
+    watched = {value for name, value in arguments if name == "--namespace"}
+    is_adopting = ("--adopt", MARS_JOB) in arguments
+    return lambda job: is_adopting and (not watched or job["metadata"]["namespace"] in watched)
 
 
 async def clusters(client: Client) -> list[Object]:
@@ -138,7 +163,8 @@ def _pod_problems(pod: Object) -> list[str]:
 
 async def _delete_clusters(client: Client, running: list[Object]) -> None:
     for each in running:
-        await client.delete(COMPUTE_CLUSTER, each["metadata"]["name"], each["metadata"]["namespace"])
+        kind = kinds.kind_of(each) if "kind" in each else COMPUTE_CLUSTER
+        await client.delete(kind, each["metadata"]["name"], each["metadata"]["namespace"])
 
     async def are_deleted() -> bool:
         return not await clusters(client)
@@ -148,23 +174,27 @@ async def _delete_clusters(client: Client, running: list[Object]) -> None:
 
 async def _delete_objects(client: Client, namespace: str, progress: Progress) -> None:
     """Delete in reverse order of the installation, then the roles in watched namespaces, then the namespace."""
-    for obj in reversed(manifests.install(InstallOptions(namespace=namespace))):
+    for obj in reversed(manifests.install(InstallOptions(namespace=namespace, adopt=ADOPTABLE))):
         kind, name = kinds.kind_of(obj), obj["metadata"]["name"]
-        if kind != kinds.NAMESPACE:
+        is_of_kubedl = name in crd.MARS_JOB_NAMES and await kubedl.has_defined(client, name)
+        if kind != kinds.NAMESPACE and not is_of_kubedl:
             progress(f"deleting {kind.kind} {name}")
             await client.delete(kind, name, obj["metadata"].get("namespace"))
     for kind in (kinds.ROLE_BINDING, kinds.ROLE):
         for each in (await client.list(kind, labels=PART_OF_OARS)).items:
-            if each["metadata"]["name"] == NAME:
-                await client.delete(kind, NAME, each["metadata"]["namespace"])
+            if (name := each["metadata"]["name"]) in (NAME, f"{NAME}-{crd.MARS_JOB_PLURAL}"):
+                await client.delete(kind, name, each["metadata"]["namespace"])
     for kind in (kinds.CLUSTER_ROLE_BINDING, kinds.CLUSTER_ROLE):
         await client.delete(kind, f"{NAME}-nodes")
+        await client.delete(kind, f"{NAME}-queues")
     found = await _or_none(client.get(kinds.NAMESPACE, namespace))
     if found is not None and _is_created_by_install(found):
         progress(f"deleting Namespace {namespace}")
         await client.delete(kinds.NAMESPACE, namespace)
         await _until_deleted(client, kinds.NAMESPACE, namespace, progress)
-    await _until_deleted(client, kinds.CRD, crd.NAME, progress)
+    ours = [name for name in crd.MARS_JOB_NAMES if not await kubedl.has_defined(client, name)]
+    for name in (*ours, crd.JOB_NAME, crd.NAME):
+        await _until_deleted(client, kinds.CRD, name, progress)
 
 
 async def _until_deleted(client: Client, kind: Kind, name: str, progress: Progress) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 import oars
-from oars.operator import HEALTH_PORT, METRICS_PORT, NAME, NAMESPACE, crd, rbac
+from oars.operator import HEALTH_PORT, MARS_JOB, METRICS_PORT, NAME, NAMESPACE, admission, crd, rbac
 from oars.places.kube import names
 
 Object = dict[str, Any]
@@ -40,6 +40,9 @@ class InstallOptions:
     log_format: str = "json"
     priority_class: str = ""
     nodes: bool = True  # allow it to list nodes
+    queues: bool = False  # allow it to put jobs into queues
+    trust_authors: bool = False  # do not check the authors of restricted fields
+    adopt: tuple[str, ...] = ()  # kinds of other projects that it serves, too: `marsjob`
     resources: Object = field(default_factory=lambda: dict(RESOURCES))
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[Object, ...] = ()
@@ -49,15 +52,29 @@ def install(options: InstallOptions) -> list[Object]:
     """All objects; those that others need come first."""
     return [
         *([namespace(options)] if options.create_namespace else []),
+        *admission.manifests(trust_authors=options.trust_authors),  # before there can be a cluster
         definition(options.namespace),
+        crd.compute_job(),
+        *(adopted(trust_authors=options.trust_authors) if MARS_JOB in options.adopt else []),
         service_account(options),
-        *rbac.operator_roles(options.namespace, options.watch_namespaces, nodes=options.nodes),
+        *rbac.operator_roles(
+            options.namespace,
+            options.watch_namespaces,
+            nodes=options.nodes,
+            queues=options.queues,
+            adopt=MARS_JOB in options.adopt,
+        ),
         *rbac.shared_roles(options.namespace),
         network_policy(options),
         disruption_budget(options),
         metrics_service(options),
         deployment(options),
     ]
+
+
+def adopted(*, trust_authors: bool) -> list[Object]:
+    """What MarsJobs need: their definitions, the policy that checks their authors, the rights of their users."""
+    return [*admission.mars_job_manifests(trust_authors=trust_authors), *crd.mars_jobs(), *rbac.mars_job_roles()]
 
 
 def namespace(options: InstallOptions) -> Object:
@@ -73,7 +90,7 @@ def namespace(options: InstallOptions) -> Object:
 def definition(namespace: str, engine_names: Iterable[str] | None = None) -> Object:
     """The CRD; an annotation names the namespace of the operator."""
     obj = crd.compute_cluster(engine_names)
-    return obj | {"metadata": {**obj["metadata"], "annotations": {names.OPERATOR_HOME: namespace}}}
+    return obj | {"metadata": {**obj["metadata"], "annotations": {names.OPERATOR_NAMESPACE: namespace}}}
 
 
 def service_account(options: InstallOptions) -> Object:
@@ -118,6 +135,8 @@ def deployment(options: InstallOptions) -> Object:
             f"--health-port={HEALTH_PORT}",
             f"--log-format={options.log_format}",
             *(f"--namespace={each}" for each in options.watch_namespaces),
+            *(["--trust-authors"] if options.trust_authors else []),
+            *(f"--adopt={each}" for each in options.adopt),
         ],
         "resources": options.resources,
     }

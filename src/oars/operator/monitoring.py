@@ -6,18 +6,30 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+
+from oars.spec.status import Status
 
 BUCKETS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
 REQUEST_TIMEOUT = 5.0
+GROUP_GAUGES = {  # name → field of GroupStatus, description
+    "min": ("min", "Least number of workers for autoscaling."),
+    "max": ("max", "Largest number of workers for autoscaling."),
+    "demand": ("needed", "Workers that the demand needs now."),
+    "wanted": ("wanted", "Workers that are wanted."),
+    "ready": ("ready", "Workers that the engine lists."),
+}
 
 
 class Metrics:
     """Counters of one process."""
 
-    def __init__(self, queue_depth: Callable[[], int]) -> None:
+    def __init__(self, queue_depth: Callable[[], int], statuses: Callable[[], Iterable[Status]] = tuple) -> None:
+        """`statuses`: of the clusters that this process reconciles."""
         self.leading = False
         self._queue_depth = queue_depth
+        self._statuses = statuses
         self._passes = {"ok": 0, "error": 0}
         self._buckets = dict.fromkeys(BUCKETS, 0)
         self._seconds = 0.0
@@ -43,6 +55,7 @@ class Metrics:
             ("oars_reconcile_seconds", "histogram", "Duration of a pass.", seconds),
             ("oars_queue_depth", "gauge", "Clusters that wait for a pass.", {"": self._queue_depth()}),
             ("oars_leading", "gauge", "1 in the replica that leads.", {"": int(self.leading)}),
+            *self._groups(),
             ("process_cpu_seconds", "counter", "CPU time used.", {"_total": round(usage.ru_utime + usage.ru_stime, 3)}),
             ("process_resident_memory_bytes", "gauge", "Resident memory.", {"": memory}),
             ("process_start_time_seconds", "gauge", "Start time.", {"": round(self._started, 3)}),
@@ -53,6 +66,21 @@ class Metrics:
             lines += [f"# HELP {named} {description}", f"# TYPE {named} {kind}"]
             lines += [f"{name}{suffix} {value}" for suffix, value in values.items()]
         return "\n".join(lines) + "\n"
+
+    def _groups(self) -> Iterable[tuple[str, str, str, Mapping[str, float]]]:
+        """One gauge per figure of a worker group. A group without autoscaling has no bounds and no demand."""
+        groups = [
+            (f'{{namespace="{status.namespace}",cluster="{status.name}",group="{group.name}"}}', asdict(group))
+            for status in (self._statuses() if self.leading else ())
+            for group in status.groups
+        ]
+        for name, (field, description) in GROUP_GAUGES.items():
+            found = {labels: figures[field] for labels, figures in groups if figures[field] is not None}
+            yield f"oars_group_{name}", "gauge", description, found
+        decisions = {
+            f'{labels[:-1]},reason="{figures["reason"]}"}}': 1 for labels, figures in groups if figures["reason"]
+        }
+        yield "oars_group_decision", "gauge", "1 for the reason of autoscaling's last decision.", decisions
 
 
 class MonitoringServer:
@@ -70,14 +98,15 @@ class MonitoringServer:
                 self._servers.append(await asyncio.start_server(self._serve, "0.0.0.0", port))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, ValueError):
+        # A request that breaks off, is too long or is none gets no reply.
+        broken = (OSError, EOFError, TimeoutError, ValueError, IndexError, asyncio.LimitOverrunError)
+        with contextlib.suppress(*broken), contextlib.closing(writer):
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 request = await reader.readuntil(b"\r\n")
                 status, body = self._respond(request.split()[1].decode())
                 head = f"HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}"
                 writer.write(f"{head}\r\n\r\n{body}".encode())
                 await writer.drain()
-        writer.close()
 
     def _respond(self, path: str) -> tuple[str, str]:
         if path == "/metrics":

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from oars.operator import NAME
-from oars.operator.crd import GROUP, PLURAL
+from oars.operator.crd import (
+    GROUP,
+    JOB_PLURAL,
+    MARS_JOB_GROUPS,
+    MARS_JOB_NAMES,
+    MARS_JOB_PLURAL,
+    MARS_JOB_POLICY,
+    PLURAL,
+)
 from oars.operator.crd import NAME as CRD_NAME
 
 Object = dict[str, Any]
@@ -74,6 +82,7 @@ DIRECT = (
     # RBAC cannot select by label. Without list and watch, Secrets are only accessible by name.
     Rule("", ("secrets",), MANAGE, "each cluster's token and certificates"),
     Rule("apps", ("deployments",), (*READ, *APPLY, "delete"), "the head and each worker group"),
+    Rule("batch", ("jobs",), MANAGE, "the drivers of jobs", optional=True),
     Rule("policy", ("poddisruptionbudgets",), MANAGE, "protect the head from eviction"),
     Rule("networking.k8s.io", ("networkpolicies",), MANAGE, "restrict access to members and clients"),
     Rule("networking.k8s.io", ("ingresses",), MANAGE, "expose.host", optional=True),
@@ -83,11 +92,19 @@ DIRECT = (
     _LIMITS,
 )
 # Additionally, and cluster-wide, for `namespace: {create: true}`.
-NAMESPACES = Rule("", ("namespaces",), ("get", *APPLY, "delete"), "namespace: {create: true}")
+_LIST_CONTENT = "see what else is in a namespace before it is deleted"
+NAMESPACES = (
+    Rule("", ("namespaces",), ("get", *APPLY, "delete"), "namespace: {create: true}"),
+    Rule("", ("services", "persistentvolumeclaims"), ("list",), _LIST_CONTENT, optional=True),
+    Rule("apps", ("statefulsets", "daemonsets"), ("list",), _LIST_CONTENT, optional=True),
+    Rule("batch", ("jobs", "cronjobs"), ("list",), _LIST_CONTENT, optional=True),
+)
 
 # Users of the operator.
 USER = (
     Rule(GROUP, (PLURAL,), (*READ, *APPLY, "update", "delete"), "create, change and delete clusters"),
+    Rule(GROUP, (JOB_PLURAL,), (*READ, *APPLY, "update", "delete"), "submit, change and delete jobs"),
+    Rule("", ("configmaps",), ("get", *APPLY), "the files of a job; its kept output; oars ls --gone"),
     Rule(GROUP, (f"{PLURAL}/status",), ("get",), "oars status"),
     Rule(GROUP, (f"{PLURAL}/scale",), ("get", "patch", "update"), "oars scale, kubectl scale"),
     Rule("", ("pods",), READ, "observe members"),
@@ -96,19 +113,31 @@ USER = (
     Rule("", ("secrets",), ("get",), "the token and certificates of the client"),
     _EVENTS,
 )
-VIEWER = (Rule(GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), READ, "read clusters"),)
-EDITOR = (Rule(GROUP, (PLURAL, f"{PLURAL}/scale"), (*APPLY, "update", "delete"), "create, change and delete clusters"),)
+VIEWER = (
+    Rule(GROUP, (PLURAL, f"{PLURAL}/status", f"{PLURAL}/scale"), READ, "read clusters"),
+    Rule(GROUP, (JOB_PLURAL, f"{JOB_PLURAL}/status"), READ, "read jobs"),
+)
+EDITOR = (
+    Rule(GROUP, (PLURAL, f"{PLURAL}/scale"), (*APPLY, "update", "delete"), "create, change and delete clusters"),
+    Rule(GROUP, (JOB_PLURAL,), (*APPLY, "update", "delete"), "submit, change and delete jobs"),
+)
 
 # The operator, in every namespace it watches.
 OPERATOR = (
     Rule(GROUP, (PLURAL,), READ, "read the desired state; the operator never writes it"),
+    Rule(GROUP, (PLURAL,), ("create", "delete"), "the clusters of jobs; clusters whose lifetime is over"),
+    Rule(GROUP, (JOB_PLURAL,), (*READ, "delete"), "read jobs; delete those whose time has passed"),
+    Rule(GROUP, (JOB_PLURAL,), APPLY, "start and cancel the runs of schedules"),
+    Rule(GROUP, (f"{JOB_PLURAL}/status",), ("get", "patch"), "report the observed state of jobs"),
+    Rule(GROUP, (f"{JOB_PLURAL}/finalizers",), ("update",), "set owner references to jobs"),
+    Rule("batch", ("jobs",), (*READ, *APPLY), "the drivers of jobs"),
     Rule(GROUP, (f"{PLURAL}/status",), ("get", "patch"), "report the observed state"),
     Rule(GROUP, (f"{PLURAL}/finalizers",), ("update",), "set owner references, where admission control requires it"),
     Rule("", ("pods",), (*READ, "patch", "delete"), "observe members; mark and delete drained workers"),
     Rule("", ("pods/log",), ("get",), "log lines of failed containers"),
     Rule("apps", ("deployments",), (*READ, *APPLY, "delete"), "the head and each worker group"),
     Rule("", ("services", "serviceaccounts"), RESTORE, "the head's address; the account of the pods"),
-    Rule("", ("configmaps",), MANAGE, "scripts of the engine"),
+    Rule("", ("configmaps",), MANAGE, "scripts of the engine; why clusters ended by themselves"),
     # Neither list nor watch: Secrets are read by name. Garbage collection deletes them; the operator deletes those that
     # a deleted cluster of the same name left behind.
     Rule("", ("secrets",), MANAGE, "each cluster's token and certificates"),
@@ -117,13 +146,60 @@ OPERATOR = (
     Rule("", ("events",), (*APPLY, "list", "watch"), "report causes; read why a pod does not start"),
     _LIMITS,
 )
+_JOBS = MARS_JOB_PLURAL
+# The operator with `--adopt marsjob`, in every namespace it watches.
+MARS_JOBS = tuple(
+    rule
+    for group in MARS_JOB_GROUPS
+    for rule in (
+        Rule(group, (_JOBS,), (*READ, "delete"), "read MarsJobs; delete those whose time has passed"),
+        Rule(group, (f"{_JOBS}/status",), ("get", "patch"), "report the observed state of MarsJobs"),
+        Rule(group, (f"{_JOBS}/finalizers",), ("update",), "set owner references to MarsJobs"),
+    )
+)
+_MARS_JOB_VIEWER = tuple(Rule(group, (_JOBS, f"{_JOBS}/status"), READ, "read MarsJobs") for group in MARS_JOB_GROUPS)
+_MARS_JOB_EDITOR = tuple(
+    Rule(group, (_JOBS,), (*APPLY, "update", "delete"), "create, change and delete MarsJobs")
+    for group in MARS_JOB_GROUPS
+)
+_FIND_MARS_JOBS = (
+    Rule(
+        "apiextensions.k8s.io", ("customresourcedefinitions",), ("get",), "see whether MarsJobs exist", MARS_JOB_NAMES
+    ),
+    Rule(
+        "admissionregistration.k8s.io",
+        ("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+        ("get",),
+        "see whether authors of MarsJobs are checked",
+        (MARS_JOB_POLICY,),
+    ),
+)
+# Additionally, and cluster-wide, for jobs in queues: ResourceFlavors have no namespace.
+_KUEUE = "kueue.x-k8s.io"
+QUEUES = (
+    Rule(_KUEUE, ("workloads",), (*READ, "create", "delete"), "request the admission of jobs in queues"),
+    Rule(_KUEUE, ("workloads/status",), ("patch",), "report that an admitted job runs or has ended"),
+    Rule(_KUEUE, ("resourceflavors",), ("get",), "start an admitted job on the nodes of its flavors"),
+    Rule(_KUEUE, ("workloadpriorityclasses",), ("get",), "request admission with the priority of the job's class"),
+    Rule("scheduling.volcano.sh", ("podgroups",), ("get", "create", "delete"), "jobs that Volcano schedules"),
+)
 # In the operator's namespace. RBAC cannot restrict `create` to a name, so it has its own rule.
 LEASES = (
     Rule("coordination.k8s.io", ("leases",), ("create",), "leader election"),
     Rule("coordination.k8s.io", ("leases",), ("get", "update", "patch"), "leader election", (NAME,)),
 )
-# For every authenticated user: where the operator is, and whether it is running. Neither object is confidential.
-_FIND = (Rule("apiextensions.k8s.io", ("customresourcedefinitions",), ("get",), "find the operator", (CRD_NAME,)),)
+# For every authenticated user, the operator among them: where the operator is, whether it is running, and whether
+# authors are checked. None of these objects is confidential.
+_FIND = (
+    Rule("apiextensions.k8s.io", ("customresourcedefinitions",), ("get",), "find the operator", (CRD_NAME,)),
+    Rule(
+        "admissionregistration.k8s.io",
+        ("validatingadmissionpolicies", "validatingadmissionpolicybindings"),
+        ("get",),
+        "see whether authors of clusters are checked",
+        (CRD_NAME,),
+    ),
+)
 _HEARTBEAT = (Rule("coordination.k8s.io", ("leases",), ("get",), "see whether the operator is running", (NAME,)),)
 
 
@@ -135,7 +211,7 @@ def direct_role(namespace: str, subject: Subject, *, minimal: bool = False) -> l
 
 def namespaces_role(subject: Subject) -> list[Object]:
     """For a client that creates a namespace per cluster: cluster-wide, because the namespaces do not exist yet."""
-    return role_and_binding("oars-direct", (NAMESPACES, *DIRECT), subject)
+    return role_and_binding("oars-direct", (*NAMESPACES, *DIRECT), subject)
 
 
 def nodes_role(subject: Subject) -> list[Object]:
@@ -148,13 +224,18 @@ def user_role(namespace: str, subject: Subject) -> list[Object]:
     return role_and_binding("oars-user", USER, subject, namespace)
 
 
-def operator_roles(own: str, watched: Sequence[str] = (), *, nodes: bool = True) -> list[Object]:
-    """For the operator in namespace `own`: cluster-wide, or only in the watched namespaces."""
+def operator_roles(
+    own: str, watched: Sequence[str] = (), *, nodes: bool = True, queues: bool = False, adopt: bool = False
+) -> list[Object]:
+    """For the operator in namespace `own`: cluster-wide, or only in the watched namespaces. `adopt`: it serves
+    MarsJobs, too."""
     account = Subject("ServiceAccount", NAME, own)
     objects = role_and_binding(f"{NAME}-leader", LEASES, account, own)
     for namespace in watched or ("",):
         objects += role_and_binding(NAME, OPERATOR, account, namespace)
-    return objects + (role_and_binding(f"{NAME}-nodes", (NODES,), account) if nodes else [])
+        objects += role_and_binding(f"{NAME}-{MARS_JOB_PLURAL}", MARS_JOBS, account, namespace) if adopt else []
+    objects += role_and_binding(f"{NAME}-nodes", (NODES,), account) if nodes else []
+    return objects + (role_and_binding(f"{NAME}-queues", QUEUES, account) if queues else [])
 
 
 def shared_roles(own: str) -> list[Object]:
@@ -164,6 +245,16 @@ def shared_roles(own: str) -> list[Object]:
         _role("oars-edit", EDITOR, "", ("edit", "admin")),
         *role_and_binding("oars-find", _FIND, EVERYONE),
         *role_and_binding(f"{NAME}-alive", _HEARTBEAT, EVERYONE, own),
+    ]
+
+
+def mars_job_roles() -> list[Object]:
+    """Extends Kubernetes' roles view, edit and admin to MarsJobs, and lets every user, the operator among them, see
+    whether they exist and their authors are checked."""
+    return [
+        _role("oars-view-marsjobs", _MARS_JOB_VIEWER, "", ("view", "edit", "admin")),
+        _role("oars-edit-marsjobs", _MARS_JOB_EDITOR, "", ("edit", "admin")),
+        *role_and_binding("oars-find-marsjobs", _FIND_MARS_JOBS, EVERYONE),
     ]
 
 
@@ -191,7 +282,8 @@ def _role(name: str, rules: Iterable[Rule], namespace: str, into: Sequence[str] 
 
 def why(rule: Object) -> str:
     """The purpose of a rule of these roles."""
-    known = (*DIRECT, NAMESPACES, *USER, *VIEWER, *EDITOR, *OPERATOR, *LEASES, *_FIND, *_HEARTBEAT, NODES)
+    known = (*DIRECT, *NAMESPACES, *USER, *VIEWER, *EDITOR, *OPERATOR, *LEASES, *_FIND, *_HEARTBEAT, NODES,
+             *MARS_JOBS, *_MARS_JOB_VIEWER, *_MARS_JOB_EDITOR, *_FIND_MARS_JOBS, *QUEUES)  # fmt: skip
     found = next((each for each in known if each.manifest() == rule), None)
     if found is None:
         return ""

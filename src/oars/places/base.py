@@ -20,8 +20,9 @@ class Place(Protocol):
         revision of it are of the group `name@revision`."""
 
     async def ensure(self, desired: Desired, step: Ensure) -> None:
-        """Start what is missing of a group; return as soon as that is under way. Idempotent. Removes nothing. Raises
-        PlaceError with the cause if it cannot be done."""
+        """Start what is missing of a group; return as soon as that is under way. Idempotent. Removes nothing, with one
+        exception: a place may restart a head whose certificates expire or whose secrets are lost. May mark members
+        that hold data, and protect them from disruptions. Raises PlaceError with the cause if it cannot be done."""
 
     async def remove(self, desired: Desired, step: Remove) -> Sequence[Cause]:
         """Remove these members, the head included; `observe` no longer lists them once they are gone. Returns what

@@ -56,6 +56,11 @@ async def request(
     return content[:length]
 
 
+def bearer(token: str) -> Mapping[str, str]:
+    """The header with a token; no header without one."""
+    return {"Authorization": f"Bearer {token}"} if token else NO_HEADERS
+
+
 def describe_error(error: Exception) -> str:
     """The error's message. Some exceptions have none, such as TimeoutError."""
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

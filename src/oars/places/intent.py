@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from oars.model import Desired
+from oars.model import Desired, DrainRequest, MemberId
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class Intent:
     running: bool = True
     force: bool = False
     tied: bool = False
+    drain: Mapping[MemberId, DrainRequest] = field(default_factory=dict)
+    drain_all: bool = False
 
     def changed(self, **changes: Any) -> Intent:
         """Another intent of the next generation."""
@@ -23,4 +25,11 @@ class Intent:
 
     def applied_to(self, desired: Desired) -> Desired:
         """The desired state of the spec, with what the intent says beside it."""
-        return replace(desired, running=self.running, force=self.force, generation=self.generation)
+        return replace(
+            desired,
+            running=self.running,
+            force=self.force,
+            generation=self.generation,
+            drain=self.drain,
+            drain_all=self.drain_all,
+        )

@@ -5,8 +5,10 @@ Rules, in this order:
 2. A dead member is started again: at once the first time, then with growing pauses while it keeps dying. One whose
    group does not restart it has finished.
 3. Every head has an epoch. Workers of an earlier epoch hold nothing that the present head knows: they are removed at
-   once, and new ones start when the new head runs.
-4. Too few workers: start the missing ones. Too many: choose victims, drain them, and remove only what is drained.
+   once, and new ones start when the new head runs. One that has joined the present head after all stays. The head comes
+   first: workers start when it has room, and leave if it finds none.
+4. Too few workers: start the missing ones. Too many: choose victims, drain them, and remove only what is drained. A
+   worker that a user wants drained, or that its place will end soon, is drained and replaced.
 5. A worker that runs but that the head has not listed for a long time is replaced: nobody can reach what it holds.
 
 `Ensure` is emitted in every pass, for it is idempotent; the place compares and writes only what differs.
@@ -56,16 +58,18 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     """The next steps; performing them and deciding again converges on the desired state."""
     if not desired.running:
         return _stop(observed)
-    state = _with_head(observed)
+    observed = _without_future(observed, now)
+    state = _with_head(observed, now)
     observed = replace(observed, state=replace(state, failures=failures(desired.groups, observed, state, now)))
-    orphans = _orphans(observed)
+    orphans = _orphans(observed, view)
     in_service = {m.id for m in observed.members if m.role is not Role.DRIVER and is_ready(m, observed, view)}
     ready = Counter(member.group for member in observed.members if member.id in in_service)
     plans = _plan_groups(desired, observed, view, orphans, in_service, now)
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
     retiring |= _retire_obsolete(desired, observed, orphans, ready, now)
-    if not desired.force:  # a drained worker that the engine lists again must be drained again
-        retiring = {m: replace(r, drained=r.drained and m not in in_service) for m, r in retiring.items()}
+    # A drained worker that the engine lists again must be drained again.
+    again = {m for m in retiring if m in in_service and not is_forced(desired, m)}
+    retiring = {m: replace(r, drained=r.drained and m not in again) for m, r in retiring.items()}
     # Workers of an older revision of a group do not make up for missing ones.
     serving = (desired.shape.head, *desired.shape.workers)
     complete = not retiring and all(ready[group.name] >= group.replicas for group in serving)
@@ -79,16 +83,54 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
         settled = ready_since is not None and now - ready_since >= SETTLED
         steps.append(Ensure(desired.shape.head, (HEAD,), settled))
     head = observed.member(HEAD)
-    head_runs = head is not None and head.state is MemberState.RUNNING
-    if head_runs or (head_may_start and state.head_epoch == 0):  # all start together at first
-        steps += [Ensure(plan.group, _startable(plan, observed, now)) for plan in plans]
+    is_first = head_may_start and state.head_epoch == 0 and observed.has_head_room
+    if _is_running(head) or is_first:  # at first they start together, as soon as the head has its room
+        steps += [Ensure(plan.group, _startable(plan, observed, now), holding=view.holding) for plan in plans]
     if orphans:
-        steps.append(Remove(tuple(sorted(orphans)), "the head was lost", grace=0.0))
-    steps += _retire(observed, retiring, can_tell=view.up or desired.force)
+        steps.append(Remove(tuple(sorted(orphans)), "they have no head", grace=0.0))
+    steps += _retire(desired, observed, retiring, _patient(desired, observed, retiring, in_service), is_up=view.up)
     stuck = [m for m, seconds in view.unlisted.items() if seconds > JOIN_TIMEOUT and m not in {*retiring, *orphans}]
     if stuck:
         steps.append(Remove(tuple(sorted(stuck)), "the head does not list it"))
-    return Decision(tuple(steps), state, _pause(observed, in_service, complete, now))
+    return Decision(tuple(steps), _without_removed(state, steps), _pause(observed, in_service, complete, now))
+
+
+def _without_removed(state: LoopState, steps: Iterable[Step]) -> LoopState:
+    """A worker that is removed on purpose takes its failures along: a later one of that name is another. Those of a
+    worker that is removed because of its head, or because it does not join, still count."""
+    removed = {m for step in steps if isinstance(step, Remove) for m in step.members if m in state.retiring}
+    failures = {m: f for m, f in state.failures.items() if m not in removed}
+    return state if len(failures) == len(state.failures) else replace(state, failures=failures)
+
+
+def is_forced(desired: Desired, member: MemberId) -> bool:
+    """May the worker be removed with what it holds?"""
+    request = desired.drain.get(member)
+    return desired.force or (request is not None and request.force)
+
+
+def _without_future(observed: Observed, now: float) -> Observed:
+    """Move times that are later than now to now. They come from a clock that was set back since, or from a node whose
+    clock is ahead: a member would stay dead until the clock has caught up. A start in the future counts as unknown."""
+    state = observed.state
+    failures = {m: _moved_failure(f, now) if f.last > now else f for m, f in state.failures.items()}
+    retiring = {m: replace(r, since=now) if r.since > now else r for m, r in state.retiring.items()}
+    ready_since = state.ready_since if state.ready_since is None else min(state.ready_since, now)
+    lost_at = state.head_lost_at if state.head_lost_at is None else min(state.head_lost_at, now)
+    deaths = {m: _moved_death(d, now) if d.at > now else d for m, d in observed.deaths.items()}
+    state = replace(state, failures=failures, retiring=retiring, ready_since=ready_since, head_lost_at=lost_at)
+    members = observed.members
+    if any(member.started_at > now for member in members):
+        members = tuple(replace(m, started_at=0.0) if m.started_at > now else m for m in members)
+    return replace(observed, members=members, state=state, deaths=deaths)
+
+
+def _moved_failure(failure: Failure, now: float) -> Failure:
+    return replace(failure, last=now, until=failure.until - failure.last + now)
+
+
+def _moved_death(death: Death, now: float) -> Death:
+    return replace(death, at=now, started_at=death.started_at - death.at + now)
 
 
 def is_ready(member: Member, observed: Observed, view: View) -> bool:
@@ -100,7 +142,7 @@ def is_ready(member: Member, observed: Observed, view: View) -> bool:
     if member.id in view.draining:
         return False  # also if the engine has not begun with it
     reported = _reported(member, view)
-    return reported is not None and reported.ready and member.head_epoch == observed.state.head_epoch
+    return reported is not None and reported.ready and _serves_head(member, observed, view)
 
 
 @dataclass(frozen=True)
@@ -116,21 +158,27 @@ def _stop(observed: Observed) -> Decision:
     return Decision(steps, LoopState(), Pause(observed.pace.resting, limited=True))
 
 
-def _with_head(observed: Observed) -> LoopState:
+def _with_head(observed: Observed, now: float) -> LoopState:
     """Counts heads: a head that is gone, or is another one than before, begins a new epoch. If the place replaced the
     head while no loop ran, workers may have started after it and serve it already; then they stay, and those that do
     not join it are replaced one by one."""
     head, state = observed.member(HEAD), observed.state
+    if state.head_lost_at is not None and now - state.head_lost_at >= REMEMBER:
+        state = replace(state, head_lost_at=None)
     current = head.incarnation if head is not None and _is_alive(head) else ""
     if current == state.head:
         return state
-    if current and head is not None and any(_started_after(head, member) for member in observed.members):
+    if current and head is not None and any(started_after(head, member) for member in observed.members):
         return replace(state, head=current)
-    return replace(state, head=current, head_epoch=state.head_epoch + (1 if state.head else 0))
+    if not state.head:
+        return replace(state, head=current)
+    return replace(state, head=current, head_epoch=state.head_epoch + 1, head_lost_at=now)
 
 
-def _started_after(head: Member, member: Member) -> bool:
-    return member.role is Role.WORKER and _is_alive(member) and member.started_at > head.started_at > 0.0
+def started_after(head: Member | None, member: Member) -> bool:
+    """True if the worker started after the head did: it can have joined no other."""
+    is_later = head is not None and 0.0 < head.started_at < member.started_at
+    return member.role is Role.WORKER and _is_alive(member) and is_later
 
 
 def failures(groups: Sequence[Group], observed: Observed, state: LoopState, now: float) -> dict[MemberId, Failure]:
@@ -154,11 +202,15 @@ def failures(groups: Sequence[Group], observed: Observed, state: LoopState, now:
 
 
 def _failure(death: Death, before: Failure | None, *, forgiving: bool) -> Failure:
-    """`forgiving`: the count begins anew after the member has run well for a while."""
+    """`forgiving`: the count starts from zero after the member has run well for a while."""
     lived_well = forgiving and death.at - death.started_at > STABLE
     count = max(death.count, 1 if before is None or lived_well else before.count + 1)
     pause = 0.0 if count == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count - 2, MAX_DOUBLINGS))
     return Failure(count, death.at, death.at + pause, death.incarnation, death.reason, death.tail)
+
+
+def _is_running(member: Member | None) -> bool:
+    return member is not None and member.state is MemberState.RUNNING
 
 
 def _is_alive(member: Member | None) -> bool:
@@ -166,10 +218,24 @@ def _is_alive(member: Member | None) -> bool:
     return member is not None and member.state is not MemberState.EXITED
 
 
-def _orphans(observed: Observed) -> set[MemberId]:
-    """Workers of an earlier head."""
-    epoch = observed.state.head_epoch
-    return {m.id for m in observed.members if m.role is Role.WORKER and _is_alive(m) and m.head_epoch != epoch}
+def _orphans(observed: Observed, view: View) -> set[MemberId]:
+    """Workers of an earlier head, and those that may have taken the room of this one."""
+    workers = (m for m in observed.members if m.role is Role.WORKER and _is_alive(m))
+    head = observed.member(HEAD)
+    has_no_room = head is not None and bool(head.blocked)
+    return {member.id for member in workers if has_no_room or not _serves_head(member, observed, view)}
+
+
+def _serves_head(member: Member, observed: Observed, view: View) -> bool:
+    """True if the worker was started for the head that exists now, starts after it or has joined it: while no loop
+    runs, a place may replace members itself, and a worker that waits for a head joins the next one."""
+    if member.head_epoch == observed.state.head_epoch:
+        return True
+    head = observed.member(HEAD)
+    if head is None or head.state is not MemberState.RUNNING:
+        return False
+    will_start = member.state is MemberState.WAITING and 0.0 < head.started_at < member.created_at
+    return will_start or started_after(head, member) or member.id in view.joined
 
 
 def may_start(member: MemberId, observed: Observed, now: float) -> bool:
@@ -192,7 +258,7 @@ def _plan_groups(
     desired: Desired, observed: Observed, view: View, orphans: Collection[MemberId], in_service: Collection[MemberId],
     now: float,
 ) -> list[_GroupPlan]:  # fmt: skip
-    """Per group: who stays, who leaves, who is to come."""
+    """Per group: the members that stay, leave and are missing."""
     existing: dict[str, list[Member]] = {}
     for member in observed.members:
         if member.role is not Role.HEAD and member.id not in orphans:
@@ -202,16 +268,22 @@ def _plan_groups(
         mine = existing.get(group.name, [])
         known = {member.id for member in mine}
         retiring = {m: r for m, r in observed.state.retiring.items() if m in known}
+        must_leave = {member.id: reason for member in mine if (reason := _must_leave(desired, member))}
+        for name, reason in must_leave.items():
+            retiring[name] = replace(retiring.get(name, Retiring(now)), reason=reason)
         active = [member for member in mine if member.id not in retiring]
         surplus = len(active) - group.replicas
         if surplus > 0:
-            ranked = sorted(active, key=lambda member: _keep_rank(member, in_service, view))
+            # Of those that cannot be emptied, autoscaling counts on the ones that have been idle for long.
+            is_counted = group.max is not None and not desired.shape.moves_data
+            long = desired.autoscale.scale_down_delay if is_counted else 0.0
+            ranked = sorted(active, key=lambda member: _keep_rank(member, in_service, view, long))
             retiring |= {victim.id: Retiring(now) for victim in ranked[:surplus]}
         elif surplus < 0:
             # Keep workers that are in service, are being drained, or have yet to start. Any other may be drained
             # already, although the reply was lost with an earlier loop.
             usable = {*in_service, *view.draining, *(m.id for m in mine if m.state is not MemberState.RUNNING)}
-            candidates = [m for m in sorted(retiring) if m in usable and not retiring[m].drained]
+            candidates = [m for m in sorted(retiring) if m in usable - must_leave.keys() and not retiring[m].drained]
             for name in candidates[:-surplus]:
                 del retiring[name]
         staying = [member.id for member in mine if member.id not in retiring]
@@ -220,15 +292,23 @@ def _plan_groups(
     return plans
 
 
+def _must_leave(desired: Desired, member: Member) -> str:
+    """Why the worker is replaced, as a clause; empty: it is not."""
+    request = desired.drain.get(member.id)
+    if member.role is Role.WORKER and request is not None and request.incarnation in ("", member.incarnation):
+        return "its drain was requested"
+    return member.departing
+
+
 def _keep_rank(
-    member: Member, in_service: Collection[MemberId], view: View
-) -> tuple[bool, bool, bool, int, float, int]:
-    """Smallest leaves first: dead, not ready, idle, least data, newest. One that is not ready does no work yet; if it
-    holds something after all, its drain keeps it."""
-    reported = _reported(member, view)
-    idle, held = (reported.idle > 0, reported.held) if reported else (False, 0)
+    member: Member, in_service: Collection[MemberId], view: View, long: float
+) -> tuple[bool, bool, bool, bool, bool, bool, int, float, int]:
+    """Smallest leaves first: dead, blocked, not ready, free to leave, idle for `long` seconds, idle, least data,
+    newest. One that is not ready does no work yet; if it holds something after all, its drain keeps it."""
+    reported = _reported(member, view) or MemberView(ready=False)
     newest = (-member.created_at, -names.index(member.id))
-    return (_is_alive(member), member.id in in_service, not idle, held, *newest)
+    serves = (_is_alive(member), not member.blocked, member.id in in_service)
+    return (*serves, reported.pinned, reported.idle < long, not reported.idle > 0, reported.held, *newest)
 
 
 def _reported(member: Member, view: View) -> MemberView | None:
@@ -266,17 +346,30 @@ def _startable(plan: _GroupPlan, observed: Observed, now: float) -> tuple[Member
     return (*running, *leaving)
 
 
-def _retire(observed: Observed, retiring: Mapping[MemberId, Retiring], *, can_tell: bool) -> Iterable[Step]:
-    """`can_tell`: the engine answers, so a drained worker that it does not list is not back in service; or that does
-    not matter."""
+def _patient(
+    desired: Desired, observed: Observed, retiring: Mapping[MemberId, Retiring], in_service: Collection[MemberId]
+) -> set[MemberId]:
+    """Departing workers that serve until their successors do: nobody has said when they end, and there may be no room
+    for successors."""
+    serving = Counter(m.group for m in observed.members if m.id in in_service and m.id not in retiring)
+    short = {group.name for group in desired.shape.workers if serving[group.name] < group.replicas}
+    waiting = (m for m in observed.members if m.departing and not m.is_doomed and m.group in short)
+    return {m.id for m in waiting if m.id not in desired.drain and m.id in in_service}
+
+
+def _retire(
+    desired: Desired, observed: Observed, retiring: Mapping[MemberId, Retiring], patient: Collection[MemberId], *,
+    is_up: bool,
+) -> Iterable[Step]:  # fmt: skip
+    """While the engine does not answer, a drained worker may be back in service: it is only removed by force."""
     to_drain: list[MemberId] = []
     to_remove: list[MemberId] = []
     for name, state in sorted(retiring.items()):
         if not _is_alive(observed.member(name)):
             to_remove.append(name)
         elif not state.drained:
-            to_drain.append(name)
-        elif can_tell:
+            to_drain += [name] if name not in patient else []
+        elif is_up or is_forced(desired, name):
             to_remove.append(name)
     if to_drain:
         yield Drain(tuple(to_drain))

@@ -1,4 +1,5 @@
-"""The only builder of the desired state: a spec, seen through its engine, with a place's defaults."""
+"""The only builder of the desired state: from a spec, seen through its engine, with a place's defaults; or from a shape
+that another project's interface made of its own templates."""
 
 from __future__ import annotations
 
@@ -9,13 +10,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oars.engines.base import Engine
-from oars.model import Desired, Exposure
+from oars.exposure import Exposure
+from oars.model import Autoscale, Desired, Lifetime, Shape, Spill
 
 if TYPE_CHECKING:  # reading the status of clusters needs no pydantic
-    from oars.spec.cluster import ClusterSpec
+    from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
 
+NODE_PATIENCE = 5.0  # times as long as without a node autoscaler
 # Fields that no member depends on, or not every member.
-_NOT_SHARED = {"workers", "head", "replicas", "min_ready", "drain", "lifetime", "expose", "place"}
+_NOT_SHARED = {"workers", "head", "replicas", "min_ready", "autoscale", "drain", "lifetime", "expose", "place"}
+
+NUMBERS = {"replicas", "min", "max", "adapted", "priority"}  # of a group: no member depends on them
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Defaults:
 
     head_memory: int
     worker_memory: int
+    head_cpu_request: float | None = None  # of a head or worker without `cpu`; None: as much as it may use
+    worker_cpu_request: float | None = None
     dedicated_head: bool = False  # the head never runs tasks, so the first worker that joins does not replace it
 
 
@@ -41,15 +48,21 @@ def build(
         shape.head,
         pod=spec.head.pod,
         burst=spec.head.burst,
-        fingerprint=digest({**shared, "head": spec.head.model_dump(mode="json"), "alone": not spec.workers}),
+        cpu_request=defaults.head_cpu_request if spec.head.cpu is None else None,
+        fingerprint=digest({**shared, "head": _words(spec.head, {"eviction", "update"}), "alone": not spec.workers}),
     )
     workers = []
     for group, written in zip(shape.workers, spec.workers, strict=True):
-        words = written.model_dump(mode="json", exclude={"replicas"})
-        fingerprint = digest({**shared, "group": words})
+        fingerprint = digest({**shared, "group": _words(written, NUMBERS)})
         changes: dict[str, Any] = {"pod": written.pod, "burst": written.burst, "fingerprint": fingerprint}
-        workers.append(replace(group, replicas=written.replicas, **changes))
-    expose = spec.expose
+        if written.cpu is None:
+            changes["cpu_request"] = defaults.worker_cpu_request
+        if (spill := written.spill) is not None:
+            changes["spill"] = Spill(spill.paths, spill.size, spill.medium)
+        if written.name in spec.autoscaled:
+            changes |= written.model_dump(include={"max", "adapted", "priority"}) | {"min": written.min or 0}
+        workers.append(replace(group, replicas=written.replicas, labels=written.labels, **changes))
+    expose, scaling = spec.expose, spec.autoscale
     return Desired(
         name=name,
         engine=spec.engine,
@@ -58,13 +71,44 @@ def build(
         namespace=namespace,
         create_namespace=spec.namespace.create,
         image=spec.image or shape.image,
+        labels=spec.labels,
+        annotations=spec.annotations,
         expose=Exposure(
-            expose.type, expose.host or "", expose.ingress_class or "", expose.tls_secret or "", expose.annotations
+            type=expose.type,
+            host=expose.host or "",
+            ingress_class=expose.ingress_class or "",
+            tls_secret=expose.tls_secret or "",
+            annotations=expose.annotations,
+            clients=expose.clients,
         ),
+        is_head_evictable=spec.head.eviction == "allow",
+        keeps_head=spec.head.update == "OnDelete",
         helper=helper,
         tied=tied,
         drain_timeout=spec.drain.timeout,
+        autoscale=Autoscale(
+            scaling.enabled,
+            scaling.scale_down_delay,
+            scaling.horizon,
+            patience=scaling.patience,
+            patience_node_autoscaler=NODE_PATIENCE * scaling.patience,
+        ),
+        lifetime=make_lifetime(spec),
     )
+
+
+def build_from_shape(name: str, engine: str, place: str, shape: Shape, *, namespace: str = "") -> Desired:
+    """The desired state of a cluster without a spec. It never changes, so that its generation is the first."""
+    return Desired(name, engine, place, shape, namespace=namespace, generation=1)
+
+
+def make_lifetime(spec: ClusterSpec) -> Lifetime:
+    return Lifetime(spec.lifetime.idle, spec.lifetime.no_client, spec.lifetime.max)
+
+
+def _words(part: Head | WorkerGroup, others: set[str]) -> dict[str, Any]:
+    """What the user wrote of a group, without the fields that its members do not depend on."""
+    return {**part.model_dump(mode="json", exclude=others), "cpu": part.processors}
 
 
 def with_memory(spec: ClusterSpec, defaults: Defaults) -> ClusterSpec:
@@ -76,7 +120,7 @@ def with_memory(spec: ClusterSpec, defaults: Defaults) -> ClusterSpec:
 
 
 def _with_workers(spec: ClusterSpec) -> ClusterSpec:
-    """At least one worker in every group: an engine may let a head that is alone run tasks itself."""
+    """At least one worker in every group: an engine may let a head without workers run tasks itself."""
     data = spec.model_dump() | {"replicas": None}
     for group in data["workers"]:
         group["replicas"] = max(1, group["replicas"])

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from oars.model import LogPattern
 
 ROWS = 3  # details in one meaning
+LINES = 8  # of a log, in an explanation
+_LEVEL = re.compile(r"\d\d:\d\d:\d\d.*?\b(DEBUG|INFO|SUCC|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
+_ROUTINE = ("DEBUG", "INFO", "SUCC")
 
 # Patterns that hold for every engine; an engine's own are in its shape.
 GENERAL = (
@@ -51,6 +54,17 @@ GENERAL = (
         "Use a version of the engine that Oars supports; `oars doctor` compares them.",
     ),
 )
+
+
+def telling_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The last lines of a log that may say why its member died: not those that every healthy start writes."""
+    return tuple(line for line in lines if not _is_routine(line))[-LINES:]
+
+
+def _is_routine(line: str) -> bool:
+    """By its level, which stands behind the time."""
+    level = _LEVEL.search(line[:120])
+    return level is not None and level[1] in _ROUTINE
 
 
 @dataclass(frozen=True)

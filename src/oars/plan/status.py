@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from oars.model import HEAD, Cause, Desired, Group, LoopState, Member, MemberId, MemberState, Observed, Role, View
+from oars.plan.autoscale import GroupTarget
 from oars.plan.decide import CRASH_LOOP, has_finished, is_ready
-from oars.spec.status import Endpoints, GroupStatus, MemberStatus, Phase, Status
+from oars.spec.status import Endpoints, Expires, GroupStatus, MemberStatus, Phase, Status
 
 
-def status(
-    desired: Desired, observed: Observed, view: View, causes: tuple[Cause, ...], endpoints: Mapping[str, str]
+def status(  # noqa: PLR0913 (the results of a pass)
+    desired: Desired,
+    observed: Observed,
+    view: View,
+    causes: tuple[Cause, ...],
+    endpoints: Mapping[str, str],
+    choices: Mapping[str, GroupTarget] = MappingProxyType({}),
+    expires: Expires | None = None,
 ) -> Status:
-    """`observed.state` is that of the decision just made; `causes` come from why.explain."""
+    """`observed.state` is that of the decision just made; `causes` come from why.explain, `choices` from scale,
+    `expires` from lifetime."""
     members = member_statuses(observed, view, desired.groups, running=desired.running)
     serving = [m for m in members if m.phase is Phase.READY]
-    groups = tuple(_group(group, serving) for group in desired.shape.workers)
+    groups = tuple(_group(group, serving, choices.get(group.name)) for group in desired.shape.workers)
     first = causes[0] if causes else Cause("", "")
     return Status(
         name=desired.name,
@@ -30,6 +39,7 @@ def status(
         members=members,
         mode=desired.mode,
         namespace=desired.namespace,
+        expires=expires,
         generation=desired.generation,
     )
 
@@ -42,9 +52,10 @@ def failed(before: Status, cause: Cause, generation: int) -> Status:
     return replace(before, phase=phase, reason=cause.reason, message=cause.message, generation=generation)
 
 
-def _group(group: Group, serving: list[MemberStatus]) -> GroupStatus:
+def _group(group: Group, serving: list[MemberStatus], choice: GroupTarget | None) -> GroupStatus:
     ready = sum(member.group == group.name and member.role == Role.WORKER for member in serving)
-    return GroupStatus(group.name, group.replicas, ready)
+    reason, message, needed = (choice.reason, choice.message, choice.need) if choice else ("", "", None)
+    return GroupStatus(group.name, group.replicas, ready, group.min, group.max, reason, message, needed)
 
 
 def _phase(desired: Desired, observed: Observed, view: View, groups: tuple[GroupStatus, ...]) -> Phase:
@@ -54,10 +65,13 @@ def _phase(desired: Desired, observed: Observed, view: View, groups: tuple[Group
     is_up = head is not None and is_ready(head, observed, view)
     if _is_crash_looping(observed.state, HEAD) and not is_up:
         return Phase.FAILED
+    if observed.is_head_leaving:
+        return Phase.STARTING
     if is_up and all(group.ready >= group.wanted for group in groups):
         return Phase.READY
     serving = [m for m in observed.members if m.role is not Role.DRIVER]
-    if any(m.id in observed.state.failures and not is_ready(m, observed, view) for m in serving):
+    is_silent = view.has_answered and not view.up
+    if is_silent or any(m.id in observed.state.failures and not is_ready(m, observed, view) for m in serving):
         return Phase.DEGRADED
     return Phase.STARTING if observed.members else Phase.PENDING
 

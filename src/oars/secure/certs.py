@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-VALID = timedelta(days=365)
+VALID = timedelta(days=3650)  # nobody can revoke them: they end with the cluster, as its tokens do
 BACKDATED = timedelta(hours=1)  # tolerates clock skew between machines
 
 

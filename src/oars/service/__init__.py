@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oars.client.backend import ClusterHandle, Location, Progress, make_location
+from oars.client.samples import GroupLoad, Sample
 from oars.model import Cause
 from oars.places.report import Report
 from oars.plan.changes import Change
@@ -26,6 +27,7 @@ __all__ = [
     "ClusterHandle",
     "Dashboard",
     "Execution",
+    "GroupLoad",
     "Listing",
     "Location",
     "LogLine",
@@ -34,6 +36,7 @@ __all__ = [
     "Program",
     "Progress",
     "Report",
+    "Sample",
     "Service",
     "make_location",
 ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from oars.base.errors import NotFound, OarsError, SpecError, StartFailed, TimedOut, UsageError
+from oars.base.errors import Denied, NotFound, OarsError, SpecError, TimedOut, UsageError
 from oars.client.backend import (
     Backend,
     ClusterHandle,
@@ -22,20 +23,25 @@ from oars.client.backend import (
     SupportsForward,
     ignore,
     make_location,
+    no_answer,
 )
 from oars.client.backends import backend_for, backends, find_cluster
-from oars.client.handles import wait_ready
+from oars.client.drains import drain_workers, finish_work
+from oars.client.handles import Bounds, adapt, scale, stop_adapting, wait_ready
+from oars.client.samples import Sample, samples
 from oars.places.report import Report
 from oars.plan.changes import Change, Effect
 from oars.service import logs
+from oars.service.dashboard_proxy import serve_dashboard
 from oars.service.logs import LogLine, LogRequest, unsupported
-from oars.spec.status import Status
+from oars.spec.status import Gone, Status
 
 if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
     from oars.kube.exec import ExecSession
     from oars.spec.cluster import ClusterSpec
 
+T = TypeVar("T")
 FIND_SECONDS = 20.0  # for a backend to answer when a cluster is looked for
 LIST_SECONDS = 3.0  # for a backend to list its clusters
 LIST_REPORT_SECONDS = 5.0  # for one cluster in a list to report
@@ -44,10 +50,10 @@ _READ_STDIN = "import sys; exec(compile(open(sys.argv.pop(1)).read(), 'oars shel
 
 
 @dataclass(frozen=True)
-class Listing:
+class Listing(Generic[T]):
     """Clusters, and for each place that could not be listed the reason."""
 
-    statuses: Sequence[Status]
+    clusters: Sequence[T]
     problems: Mapping[str, str]
 
 
@@ -86,13 +92,12 @@ class Execution:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """secret_file: has the secret that the dashboard asks for, if it does. forwarded: the URL is valid, and the file is
-    in the head's pod, while the context is open; otherwise both are on this machine."""
+    """browser_url: what to start a browser with: other users can see its command line. forwarded: the URLs are valid
+    while the context is open."""
 
     url: str
-    secret_file: str
+    browser_url: str
     forwarded: bool
-    namespace: str
 
 
 class Service:
@@ -104,9 +109,7 @@ class Service:
 
     def reference(self, name: str, namespace: str = "") -> str:
         """The name of a cluster and the options with which an `oars` command finds it, for hints."""
-        at = self.location
-        options = {"--kubeconfig": at.kubeconfig, "--context": at.context, "-n": namespace or at.namespace}
-        return name + "".join(f" {option} {value}" for option, value in options.items() if value)
+        return self.location.reference(name, namespace)
 
     # find and list
 
@@ -138,28 +141,45 @@ class Service:
             async for report in handle.watch():
                 yield report
 
-    async def list(self, *, all_namespaces: bool = False) -> Listing:
-        """The clusters of all backends. A backend that fails is a problem of the listing, unless it is the only one; a
-        cluster that does not report in time is listed with its last known status."""
+    async def top(self, name: str, interval: float) -> AsyncGenerator[Sample]:
+        """What the worker groups need, have and use, every `interval` seconds."""
+        async with self.cluster(name) as handle:
+            async for sample in samples(handle, interval):
+                yield sample
+
+    async def list(self, *, all_namespaces: bool = False) -> Listing[Status]:
+        """The clusters of all backends. A cluster that does not report in time is listed with its last known status."""
+        return await self._listing(_list_backend, all_namespaces)
+
+    async def list_gone(self, *, all_namespaces: bool = False) -> Listing[Gone]:
+        """The clusters of all backends that ended by themselves within the last day."""
+        return await self._listing(_list_gone, all_namespaces)
+
+    async def _listing(
+        self, query: Callable[[Backend, bool], Awaitable[Sequence[T]]], all_namespaces: bool
+    ) -> Listing[T]:
+        """A backend that fails is a problem of the listing, unless it is the only one."""
         chosen = tuple(backends(self.location, self.environ))
-        found = await asyncio.gather(*(_list_backend(each, all_namespaces) for each in chosen), return_exceptions=True)
-        statuses: list[Status] = []
+        found = await asyncio.gather(*(_ask(each, query, all_namespaces) for each in chosen), return_exceptions=True)
+        clusters: list[T] = []
         problems: dict[str, str] = {}
         for backend, result in zip(chosen, found, strict=True):
             if not isinstance(result, BaseException):
-                statuses += result
+                clusters += result
+            elif isinstance(result, Denied) and all_namespaces:
+                raise result  # the user asked for all of Kubernetes
             elif isinstance(result, OarsError) and len(chosen) > 1:
                 problems[backend.place] = result.message
             else:
                 raise result
-        return Listing(statuses, problems)
+        return Listing(clusters, problems)
 
     async def names(self) -> Sequence[str]:
-        """All clusters of the location's place; never those of Kubernetes unless the location names it, since they may
-        belong to others."""
+        """All clusters of the location's place that can be changed from here; never those of Kubernetes unless the
+        location names it, since they may belong to others."""
         backend = backend_for(self.location, self.environ)
         try:
-            return [handle.name for handle in await backend.list()]
+            return [handle.name for handle in await backend.list() if not handle.host]
         finally:
             await backend.close()
 
@@ -193,11 +213,7 @@ class Service:
     ) -> Status:
         """Create a cluster that outlives this process, and wait until it is ready. If that fails, remove it again."""
         cluster = self.new(name, spec, timeout=timeout, progress=progress, modules=modules)
-        try:
-            await cluster.start()
-        except (StartFailed, TimedOut) as error:
-            error.hint = f"{error.hint} Cluster {name!r} was removed again.".strip()
-            raise
+        await cluster.start()
         try:
             return await cluster.status()
         except asyncio.CancelledError:
@@ -267,21 +283,59 @@ class Service:
         force: bool = False,
         progress: Progress = ignore,
     ) -> Status:
-        """Set the number of workers and wait until they are ready; timeout None: do not wait."""
+        """Set the number of workers and wait until they are ready; timeout None: do not wait. Autoscaling ends."""
         async with self.cluster(name) as handle:
             await handle.report()  # starts the keeper if it died, and fails early
-            progress(f"{name}: scaling to {workers} workers")
-            await handle.scale(workers, group, force=force)
+            progress(f"{name}: scaling to {workers} {'worker' if workers == 1 else 'workers'}")
+            await scale(handle, workers, group, force=force, progress=progress)
             if timeout is None:
                 return (await handle.report()).status
             return await wait_ready(handle, None, timeout, progress)
 
-    async def stop(self, names: Sequence[str], timeout: float) -> Mapping[str, OarsError | None]:  # noqa: ASYNC109 (they stop nevertheless)
-        """Stop clusters concurrently and remove everything that belongs to them. The error of each; None: stopped."""
+    async def adapt(
+        self, name: str, minimum: int | None, maximum: int | None, *, group: str | None = None, **options: Any
+    ) -> Status:
+        """Let the number of workers of a group follow the load, within these bounds; None: keep the present number, of
+        all groups if none is named. `options` are other fields of `autoscale`."""
+        async with self.cluster(name) as handle:
+            if minimum is None or maximum is None:
+                return await stop_adapting(handle, group)
+            return await adapt(handle, Bounds(minimum, maximum, group, options))
+
+    async def drain(
+        self,
+        name: str,
+        members: Sequence[str],
+        *,
+        timeout: float | None,  # noqa: ASYNC109 (the request stays when it ends)
+        force: bool = False,
+        progress: Progress = ignore,
+    ) -> Status:
+        """Drain these workers and replace them, and wait until that is done; timeout None: do not wait. force: discard
+        what they hold."""
+        async with self.cluster(name) as handle:
+            await handle.report()  # starts the keeper if it died, and fails early
+            if timeout is None:
+                await handle.drain(members, force=force)
+                return (await handle.report()).status
+            return await drain_workers(handle, members, timeout, force=force, progress=progress)
+
+    async def stop(
+        self,
+        names: Sequence[str],
+        timeout: float,  # noqa: ASYNC109 (they stop nevertheless)
+        *,
+        drain: float | None = None,
+        progress: Progress = ignore,
+    ) -> Mapping[str, OarsError | None]:
+        """Stop clusters concurrently and remove everything that belongs to them. The error of each; None: stopped.
+        drain: wait so many seconds for the work of each; a cluster that has not finished by then continues to run."""
 
         async def stop_one(name: str) -> OarsError | None:
             try:
                 async with self.cluster(name, leftovers=True) as handle:
+                    if drain is not None and await handle.exists():
+                        await finish_work(handle, drain, progress)
                     if await handle.stop(timeout):
                         return None
                     hint = f"It continues to stop; run `oars why {self.reference(name, handle.namespace)}`."
@@ -331,51 +385,86 @@ class Service:
             await handle.report()  # starts the keeper if it died, and fails early
             await handle.open()
             needs_connection = isinstance(handle, SupportsForward)
-            yield Execution(program=_program(handle.driver(), command, interactive, needs_connection))
+            at = self.location
+            location = {"namespace": handle.namespace, "context": at.context, "kubeconfig": at.kubeconfig}
+            location = location if handle.namespace else {"place": "local"}
+            yield Execution(program=_program(handle.driver(), command, interactive, needs_connection, location))
 
     async def copy_to(
-        self, name: str, source: Path, target: str, *, member: str = "head", container: str | None = None
+        self,
+        name: str,
+        source: Path,
+        target: str,
+        *,
+        member: str = "head",
+        container: str | None = None,
+        progress: Progress = ignore,
     ) -> None:
         """Copy a file or directory of this machine into a member."""
         async with self.cluster(name) as handle:
-            await _require_copy(handle).copy_to(source, target, member, container)
+            copier = _require_copy(handle, "to", f"cp {source} {target}")
+            progress(f"copying {source} to {name}:{target}")
+            await copier.copy_to(source, target, member, container)
 
     async def copy_from(
-        self, name: str, source: str, target: Path, *, member: str = "head", container: str | None = None
+        self,
+        name: str,
+        source: str,
+        target: Path,
+        *,
+        member: str = "head",
+        container: str | None = None,
+        progress: Progress = ignore,
     ) -> None:
         """Copy a file or directory of a member to this machine."""
         async with self.cluster(name) as handle:
-            await _require_copy(handle).copy_from(source, target, member, container)
+            copier = _require_copy(handle, "from", f"cp {source} {target}")
+            progress(f"copying {name}:{source} to {target}")
+            await copier.copy_from(source, target, member, container)
 
     @asynccontextmanager
     async def forward_dashboard(self, name: str, port: int | None = None) -> AsyncIterator[Dashboard]:
-        """The engine's dashboard, on a local port if it has to be forwarded."""
-        async with self.cluster(name) as handle:
+        """The engine's dashboard, on a local port if it has to be forwarded or requires a token."""
+        async with self.cluster(name) as handle, AsyncExitStack() as stack:
+            token = await handle.dashboard_token()
             if isinstance(handle, SupportsForward):
-                secret = await handle.dashboard_secret()
-                async with handle.forward_dashboard(port or 0) as url:
-                    yield Dashboard(url, secret, True, handle.namespace)
+                url = await stack.enter_async_context(handle.forward_dashboard(0 if token else port or 0))
+            else:
+                if port is not None and not token:
+                    raise unsupported(handle, "its dashboard is not forwarded", "Omit the port.")
+                await handle.report()  # starts the keeper if it died, and fails early
+                url = handle.access().dashboard
+                if not url:
+                    raise NotFound(f"The engine of cluster {name!r} has no dashboard.")
+            if not token:
+                yield Dashboard(url, url, isinstance(handle, SupportsForward))
                 return
-            if port is not None:
-                raise unsupported(handle, "its dashboard is not forwarded", "Omit the port.")
-            await handle.report()  # starts the keeper if it died, and fails early
-            access = handle.access()
-            if not access.dashboard:
-                raise NotFound(f"The engine of cluster {name!r} has no dashboard.")
-            yield Dashboard(access.dashboard, access.dashboard_secret, False, "")
+            proxy = await stack.enter_async_context(serve_dashboard(url, token, port or 0))
+            yield Dashboard(proxy.url, proxy.one_time_url, True)
+
+
+async def _ask(
+    backend: Backend, query: Callable[[Backend, bool], Awaitable[Sequence[T]]], all_namespaces: bool
+) -> Sequence[T]:
+    try:
+        await backend.login()
+        return await query(backend, all_namespaces)
+    except TimeoutError:
+        raise no_answer(backend.place, "clusters", LIST_SECONDS) from None
+    finally:
+        await backend.close()
 
 
 async def _list_backend(backend: Backend, all_namespaces: bool) -> Sequence[Status]:
-    try:
-        await backend.login()
-        async with asyncio.timeout(LIST_SECONDS):
-            handles = await backend.list(all_namespaces=all_namespaces)
-        found = await asyncio.gather(*map(_list_status, handles))
-        return [status for status in found if status is not None]
-    except TimeoutError:
-        raise TimedOut(f"{backend.place.capitalize()} did not answer within {LIST_SECONDS:.0f} s.") from None
-    finally:
-        await backend.close()
+    async with asyncio.timeout(LIST_SECONDS):
+        handles = await backend.list(all_namespaces=all_namespaces)
+    found = await asyncio.gather(*map(_list_status, handles))
+    return [status for status in found if status is not None]
+
+
+async def _list_gone(backend: Backend, all_namespaces: bool) -> Sequence[Gone]:
+    async with asyncio.timeout(LIST_SECONDS):
+        return await backend.gone(all_namespaces=all_namespaces)
 
 
 async def _list_status(handle: ClusterHandle) -> Status | None:
@@ -400,17 +489,25 @@ def _check_allowed(changes: Sequence[Change], reference: str) -> None:
         raise SpecError(refused[0].message, hint, tuple(line for change in refused for line in change.lines))
 
 
-def _program(driver: Driver, command: Sequence[str], interactive: bool, needs_connection: bool) -> Program:
+def _program(
+    driver: Driver,
+    command: Sequence[str],
+    interactive: bool,
+    needs_connection: bool,
+    location: Mapping[str, str | None],
+) -> Program:
     """Without a command: Python. It offers completion and history only if it starts without a script, so the script
-    that connects the client runs as PYTHONSTARTUP."""
+    that connects the client runs as PYTHONSTARTUP. `location`: with which it attaches to the cluster."""
     if command:
         return Program(tuple(command), driver.env, needs_connection)
     env = {**driver.env, "OARS_SHELL_STARTUP": driver.env.get("PYTHONSTARTUP", ""), "PYTHONSTARTUP": str(SHELL_STARTUP)}
+    env["OARS_SHELL_LOCATION"] = json.dumps(location)
     argv = (driver.python, "-q") if interactive else (driver.python, "-c", _READ_STDIN, str(SHELL_STARTUP))
     return Program(argv, env, needs_connection)
 
 
-def _require_copy(handle: ClusterHandle) -> SupportsCopy:
+def _require_copy(handle: ClusterHandle, direction: str, command: str) -> SupportsCopy:
     if not isinstance(handle, SupportsCopy):
-        raise unsupported(handle, "there are no containers to copy from", "Use `cp`.")
+        hint = f"Its members use the files of the machine: `{command}`."
+        raise unsupported(handle, f"there are no containers to copy {direction}", hint)
     return handle

@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, engines, directories, memory, ports, and clusters that need attention. Read-only."""
+"""This machine: checks of Python, engines, directories, memory, ports and clusters, and the settings. Read-only."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from pathlib import Path
 from oars import engines
 from oars.base.errors import OarsError
 from oars.base.settings import Settings
-from oars.client.local import UNREADABLE, LocalBackend, total_memory
+from oars.client.local import UNREADABLE, LocalBackend
 from oars.envs import program, scan
-from oars.places.local.process import CLUSTER, MARK, all_pids, boot_id, environment_of
+from oars.places.local import cgroup
+from oars.places.local.host import Residence
+from oars.places.local.memory import physical_memory, usable_memory
+from oars.places.local.process import CLUSTER, MARK, all_pids, environment_of, is_supported
 from oars.places.local.store import ClusterDir
 from oars.spec.cluster import ClusterSpec
 from oars.spec.resources import show_memory
@@ -43,6 +46,16 @@ class Finding:
     hint: str = ""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting in effect. source: the variable that sets it, or default."""
+
+    name: str
+    value: str
+    source: str
+    meaning: str
+
+
 def examine(environ: Mapping[str, str]) -> list[Finding]:
     """The findings of all checks."""
     backend = LocalBackend(Settings.from_environ(environ), environ)
@@ -57,14 +70,33 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
     return found
 
 
+def settings(environ: Mapping[str, str]) -> list[Setting]:
+    """All settings of this installation."""
+    now = Settings.from_environ(environ)
+    debug, no_color = ("yes" if environ.get(variable) else "no" for variable in ("OARS_DEBUG", "NO_COLOR"))
+    rows = (  # the variables that set the value, in order of precedence
+        ("state_dir", str(now.state_dir), ("OARS_STATE_DIR", "XDG_STATE_HOME"), "clusters"),
+        ("cache_dir", str(now.cache_dir), ("OARS_CACHE_DIR", "XDG_CACHE_HOME"), "environments"),
+        ("cgroup", environ.get("OARS_CGROUP", "auto"), ("OARS_CGROUP",), "where the memory of workers is limited"),
+        ("debug", debug, ("OARS_DEBUG",), "tracebacks of unexpected errors"),
+        ("no_color", no_color, ("NO_COLOR",), "no colours"),
+    )
+    return [
+        Setting(name, value, next(filter(environ.get, variables), "default"), f"{meaning}: {variables[0]}")
+        for name, value, variables, meaning in rows
+    ]
+
+
 def machine(backend: LocalBackend) -> Iterator[Finding]:
     yield _python()
     yield _uv()
     yield _directory("state directory", backend.store.root, "OARS_STATE_DIR")
     yield _directory("cache directory", backend.settings.cache_dir, "OARS_CACHE_DIR")
     yield _disk(backend.settings.cache_dir)
-    yield _shared_memory(Path("/dev/shm"))
-    yield _memory(Path("/proc/meminfo"))
+    if is_supported():
+        yield _shared_memory(Path("/dev/shm"))
+        yield _memory(Path("/proc/meminfo"), usable_memory(backend.environ))
+        yield _memory_limits(cgroup.delegation(backend.environ))
     yield Finding("ok", "processors", str(os.cpu_count() or 1))
     yield _ports()
     yield _files()
@@ -74,8 +106,8 @@ def machine(backend: LocalBackend) -> Iterator[Finding]:
 
 def _python() -> Finding:
     found = f"{platform.python_version()} ({sys.executable})"
-    if not hasattr(os, "pidfd_open") or not Path("/proc/self/stat").exists():
-        return Finding("fail", "python", found, "Local clusters need Linux with /proc.")
+    if not is_supported():
+        return Finding("fail", "python", found, "Local clusters need Linux with /proc; use Kubernetes.")
     return Finding("ok", "python", found)
 
 
@@ -131,13 +163,29 @@ def _users_of_shared_memory() -> str:
     return " and ".join(name.capitalize() for name in names)
 
 
-def _memory(path: Path) -> Finding:
+def _memory(path: Path, usable: int) -> Finding:
     lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    available = int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024
-    found = f"{show_memory(available)} available of {show_memory(total_memory())}"
+    available = min(usable, int(lines.get("MemAvailable", "0 kB").split()[0]) * 1024)
+    found = f"{show_memory(available)} available of {show_memory(usable)}"
+    if usable < physical_memory():
+        found = f"{found}, the limit of this session; the machine has {show_memory(physical_memory())}"
     if available < MIN_MEMORY:
         return Finding("warn", "memory", f"{found}.", "Stop other programs, or use fewer and smaller workers.")
     return Finding("ok", "memory", found)
+
+
+def _memory_limits(found: cgroup.Delegation) -> Finding:
+    check = "memory limits"
+    if found.path is not None:
+        return Finding("ok", check, f"the kernel enforces those of workers, with cgroups in {found.path}")
+    return Finding("warn", check, f"Not enforced on this machine: {found.problem}.", found.hint)
+
+
+def memory_note(spec: ClusterSpec, environ: Mapping[str, str]) -> str:
+    """A sentence if the spec limits the memory of workers on this machine, and the kernel does not enforce it."""
+    is_limited = spec.place == "local" and any(group.memory for group in spec.workers)
+    problem = cgroup.delegation(environ).problem if is_limited else ""
+    return f"The memory of its workers is not enforced: {problem} (`oars doctor`)." if problem else ""
 
 
 def _ports() -> Finding:
@@ -188,7 +236,8 @@ def clusters(backend: LocalBackend) -> Iterator[Finding]:
     for path in sorted(backend.store.root.glob("new-*")):
         if time.time() - path.stat().st_mtime > INCOMPLETE_SECONDS:
             yield Finding("warn", "leftovers", f"{path} is incomplete.", f"Remove it: `rm -r {path}`.")
-    yield _orphans()
+    if is_supported():
+        yield _orphans()
 
 
 def _cluster(directory: ClusterDir) -> Finding | None:
@@ -198,8 +247,11 @@ def _cluster(directory: ClusterDir) -> Finding | None:
         record, report = directory.read(), directory.read_report()
     except UNREADABLE as error:
         return Finding("fail", check, f"Its record cannot be read: {error}.", f"Run `oars down {name}`.")
-    if record.boot != boot_id():
-        return Finding("warn", check, "It ended when the machine restarted.", f"Run `oars down {name}`.")
+    match directory.residence(record):
+        case Residence.ELSEWHERE:
+            return None  # its own host examines it
+        case Residence.ENDED:
+            return Finding("warn", check, "It ended when the machine restarted.", f"Run `oars down {name}`.")
     if not directory.has_keeper:
         hint = f"Run `oars status {name}` to start a new one."
         return Finding("warn", check, "Its keeper is gone, so failed workers are not replaced.", hint)

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from oars.base.errors import NotFound, OarsError, UsageError
+from oars.base.errors import Denied, NotFound, OarsError, UsageError
 from oars.client.backend import ClusterHandle, LogOptions, Progress, SupportsContainers, check_container, check_member
 
 POLL_SECONDS = 1.0  # between looks for new members
@@ -18,12 +18,13 @@ MAX_QUEUED_LINES = 1000  # a slow reader slows down the following
 @dataclass(frozen=True)
 class LogRequest:
     """Which lines to read: of one member or all, of another container than the main one, only the last lines of each,
-    of the container before its last restart."""
+    those since a time (seconds since the epoch), of the container before its last restart."""
 
     member: str | None = None
     container: str | None = None
     follow: bool = False
     tail: int | None = None
+    since: float | None = None
     previous: bool = False
 
 
@@ -73,13 +74,14 @@ async def read(handle: ClusterHandle, request: LogRequest, on_trouble: Progress)
         async for line in follow(handle, request, on_trouble):
             yield line
         return
-    options = LogOptions(tail=request.tail, previous=request.previous, container=request.container or "")
+    container = request.container or ""
+    options = LogOptions(tail=request.tail, since=request.since, previous=request.previous, container=container)
     for member in chosen:
         try:
             async for text in handle.logs(member, options):
                 yield LogLine(member, text)
         except OarsError as error:
-            if request.member is not None:
+            if request.member is not None or isinstance(error, Denied):
                 raise
             on_trouble(f"{member}: {error.message}")  # such as a container that waits; the others are still shown
 
@@ -100,7 +102,8 @@ async def follow(handle: ClusterHandle, request: LogRequest, on_trouble: Progres
 
 
 async def _follow_all(handle: ClusterHandle, request: LogRequest, on_trouble: Progress, queue: Queue) -> None:
-    options = LogOptions(follow=True, tail=request.tail, container=request.container or "", on_trouble=on_trouble)
+    container, since = request.container or "", request.since
+    options = LogOptions(follow=True, tail=request.tail, since=since, container=container, on_trouble=on_trouble)
     tasks: dict[str, asyncio.Task[None]] = {}
     end: Exception | None = None
 

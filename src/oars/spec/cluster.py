@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,14 +21,24 @@ from pydantic.alias_generators import to_camel
 from oars.spec import resources
 
 API_VERSION = "oars.dev/v1alpha1"
+OWN_DOMAIN = "oars.dev"
 KIND = "ComputeCluster"
 MAX_WORKERS = 10_000
+MAX_SPILL_PATHS = 16
+DEFAULT_CPU = 1.0
+DISK, MEMORY = "disk", "memory"  # media of a spill volume; any other is a storage class
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,51}[a-z0-9])?")
+_LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
+_STORAGE_CLASS = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_SPILL_PATH = re.compile(r"/[^:,$\s\0]*[^/:,$\s\0]")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 Memory = Annotated[int, BeforeValidator(resources.memory)]
+Cache = Annotated[int | str, BeforeValidator(resources.cache)]
 Cpu = Annotated[float, BeforeValidator(resources.cpu)]
 Duration = Annotated[float, BeforeValidator(resources.duration)]
+Limit = Annotated[float, BeforeValidator(resources.limit)]
 Burst = Annotated[
     bool, Field(description="Kubernetes: request cpu without a limit, so that idle processors are used too.")
 ]
@@ -50,6 +61,18 @@ def check_namespace(value: str) -> str:
         rule = "use at most 63 lowercase letters, digits and '-', no '-' at the ends"
         raise ValueError(f"{value!r} is not a valid namespace; {rule}")
     return value
+
+
+def check_labels(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(text):
+            raise ValueError(f"{name}={text} is not a label; use at most 63 letters, digits, '-', '_' and '.'")
+    return value
+
+
+def _check_own(names: Iterable[str]) -> None:
+    if found := next((name for name in names if name.partition("/")[0].endswith(OWN_DOMAIN)), None):
+        raise ValueError(f"{found} is reserved for Oars; use another prefix than {OWN_DOMAIN}")
 
 
 def _is_count(value: object) -> bool:
@@ -81,11 +104,79 @@ class Environment(Part):
 class Head(Part):
     """The process that coordinates the workers."""
 
-    cpu: Cpu = Field(default=1.0, description="Processors of the head.")
+    cpu: Cpu | None = Field(
+        default=None, description="Processors of the head. Default: 1, of which its pod requests 250m on Kubernetes."
+    )
     memory: Memory | None = Field(default=None, description="Memory of the head.")
     burst: Burst = False
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the head.")
+    eviction: Literal["block", "allow"] = Field(
+        default="block",
+        description="Kubernetes: whether the head may be evicted, as when its node is drained. Without the head the "
+        "cluster loses all data.",
+    )
+    update: Literal["Recreate", "OnDelete"] = Field(
+        default="Recreate",
+        description="Kubernetes: when a change that needs another head is made: at once, or when the head ends or is "
+        "deleted. Workers wait with it. Another head starts without the data of the one before.",
+    )
     pod: PodTemplate = Field(default_factory=dict)
+
+    @property
+    def processors(self) -> float:
+        """`cpu`, or its default."""
+        return DEFAULT_CPU if self.cpu is None else self.cpu
+
+
+class Spill(Part):
+    """Where a worker writes data that does not fit in its memory."""
+
+    paths: tuple[str, ...] = Field(
+        default=(),
+        description="Directories of the machine, on Kubernetes of the node. Each worker has a directory of its own in "
+        "them. Dask and Ray use one of them per worker, in turn; Mars uses all. Default: a temporary directory, on "
+        "Kubernetes a volume of the pod.",
+    )
+    size: Memory | None = Field(
+        default=None, description="The most that one worker may write. Kubernetes: the size of the volume."
+    )
+    medium: str = Field(
+        default=DISK,
+        description="Kubernetes: the volume if no paths are given: disk (of the node), memory (of the pod), or a "
+        "storage class, from which each pod claims a volume of its own.",
+    )
+
+    @field_validator("paths", mode="before")
+    @classmethod
+    def _one_path(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("paths")
+    @classmethod
+    def _absolute(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_SPILL_PATHS:
+            raise ValueError(f"there are {len(value)} paths; the most is {MAX_SPILL_PATHS}")
+        for path in value:
+            if not _SPILL_PATH.fullmatch(path) or ".." in path.split("/"):
+                raise ValueError(f"{path!r} is not an absolute path without blanks, ':', ',', '$' and '..'")
+            if value.count(path) > 1:
+                raise ValueError(f"{path!r} is there twice; remove one")
+        return value
+
+    @field_validator("medium")
+    @classmethod
+    def _medium(cls, value: str) -> str:
+        if not _STORAGE_CLASS.fullmatch(value):
+            raise ValueError(f"{value!r} is neither disk nor memory nor the name of a storage class")
+        return value
+
+    @model_validator(mode="after")
+    def _volume(self) -> Spill:
+        if self.paths and self.medium != DISK:
+            raise ValueError(f"medium is {self.medium}, which is for a volume, but paths are given; remove one of them")
+        if self.medium != DISK and self.size is None:
+            raise ValueError(f"a volume of medium {self.medium} needs a size; set size")
+        return self
 
 
 class WorkerGroup(Part):
@@ -93,8 +184,35 @@ class WorkerGroup(Part):
 
     name: str = Field(default="default", description="Name of the group, unique in the cluster.")
     replicas: int = Field(default=1, ge=0, le=MAX_WORKERS, strict=True, description="Number of workers.")
-    cpu: Cpu = Field(default=1.0, description="Processors of each worker.")
+    min: int | None = Field(
+        default=None, ge=0, le=MAX_WORKERS, strict=True,
+        description="Autoscaling: the least number of workers. Default: 0.",
+    )  # fmt: skip
+    max: int | None = Field(
+        default=None, ge=1, le=MAX_WORKERS, strict=True,
+        description="Autoscaling: the largest number of workers. The group follows its load; replicas is the number to "
+        "start with. Default: no autoscaling.",
+    )  # fmt: skip
+    adapted: int = Field(
+        default=0, ge=0, strict=True,
+        description="Autoscaling: `oars adapt` counts its calls here. Another number turns autoscaling on again after "
+        "replicas was set by hand.",
+    )  # fmt: skip
+    priority: int = Field(
+        default=0, ge=-1000, le=1000, strict=True, description="Autoscaling prefers groups with a higher priority."
+    )
+    cpu: Cpu | None = Field(
+        default=None, description="Processors of each worker. Default: 1, of which its pod requests 500m on Kubernetes."
+    )
     memory: Memory | None = Field(default=None, description="Memory of each worker.")
+    cache: Cache | None = Field(
+        default=None,
+        description="The part of the memory that holds results. What does not fit is written to the spill directory. "
+        "Dask: the size at which it starts to spill; Ray: the object store; Mars: shared memory.",
+    )
+    spill: Spill | None = Field(
+        default=None, description="Where results go that do not fit in the cache. Default: a temporary directory."
+    )
     burst: Burst = False
     gpu: int = Field(default=0, ge=0, le=1024, description="GPUs of each worker.")
     resources: dict[str, float] = Field(
@@ -106,12 +224,34 @@ class WorkerGroup(Part):
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of each worker.")
     pod: PodTemplate = Field(default_factory=dict)
 
+    @property
+    def processors(self) -> float:
+        """`cpu`, or its default."""
+        return DEFAULT_CPU if self.cpu is None else self.cpu
+
     @field_validator("name")
     @classmethod
     def _name(cls, value: str) -> str:
         if value == "head":
             raise ValueError("'head' is reserved for the head; rename the group")
         return check_name(value, "group name")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> WorkerGroup:
+        if self.min is not None and self.max is None:
+            raise ValueError("min is only for groups with autoscaling; set max too")
+        if self.max is not None and (self.min or 0) > self.max:
+            raise ValueError(f"min is {self.min}, but max is {self.max}")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_of_memory(self) -> WorkerGroup:
+        in_memory = self.spill.size if self.spill and self.spill.medium == MEMORY else None
+        for name, size in (("cache", self.cache), ("spill.size", in_memory)):
+            if self.memory is not None and isinstance(size, int) and size >= self.memory:
+                sizes = resources.show_memory(size), resources.show_memory(self.memory)
+                raise ValueError(f"{name} is {sizes[0]}, but it is a part of memory, which is {sizes[1]}")
+        return self
 
     @field_validator("resources")
     @classmethod
@@ -120,6 +260,25 @@ class WorkerGroup(Part):
             if not re.fullmatch(r"[A-Za-z_][\w.-]*", name) or amount < 0:
                 raise ValueError(f"resource {name!r}: {amount} must be a name with a number of at least 0")
         return value
+
+
+class Autoscaling(Part):
+    """Autoscaling of the groups that have a `max`."""
+
+    enabled: bool = Field(default=True, description="False: keep the number of workers that `replicas` says.")
+    scale_down_delay: Duration = Field(
+        default=60.0, description="A group keeps the most workers that it needed within this time."
+    )
+    horizon: Duration = Field(
+        default=5.0,
+        description="Work of known duration is to be done within this time, short work sooner. A longer one needs "
+        "fewer workers.",
+    )
+    patience: Duration = Field(
+        default=120.0,
+        description="Workers that cannot start for this long block their group: it keeps one of them as a probe, and "
+        "other groups serve its work. Five times as long while a node autoscaler is adding nodes.",
+    )
 
 
 class DrainPolicy(Part):
@@ -145,7 +304,7 @@ class NamespaceBlock(Part):
 
 
 class Expose(Part):
-    """Kubernetes: access to the head from outside."""
+    """Kubernetes: access to the head."""
 
     type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         default="ClusterIP", description="Type of the head's Service."
@@ -154,15 +313,37 @@ class Expose(Part):
     ingress_class: str | None = Field(default=None, description="Class of the Ingress.")
     tls_secret: str | None = Field(default=None, description="Secret with the certificate of the Ingress.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations of the Service and the Ingress.")
+    clients: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels that a pod of the namespace needs to reach the head. Default: none, so all of them reach "
+        "it. Pods of other namespaces do not, unless the Service is external.",
+    )
+
+    @field_validator("clients")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        return check_labels(value)
 
 
 class Lifetime(Part):
-    """When the cluster deletes itself."""
+    """When the cluster ends by itself. `oars ls` announces it."""
 
+    idle: Limit = Field(
+        default=0.0,
+        description="How long the cluster may have no work, as the engine reports it. At least 1 s; 0: no limit.",
+    )
+    no_client: Limit = Field(
+        default=0.0,
+        description="How long the cluster may have no client: since the last one left or, if none has come, since the "
+        "head started. At least 1 s; 0: no limit.",
+    )
+    max: Limit = Field(
+        default=0.0, description="How long the cluster may exist, whatever it does. At least 1 s; 0: no limit."
+    )
     orphaned: Duration = Field(
         default=120.0,
-        description="Kubernetes without the operator: how long the cluster outlives the program that created it. At "
-        "least 10 s; 0: until it is deleted.",
+        description="Kubernetes: how long the cluster outlives the program that it is tied to. At least 10 s; 0: until "
+        "it is deleted.",
     )
 
 
@@ -174,6 +355,15 @@ class ClusterSpec(Part):
     image: str | None = Field(default=None, description="Kubernetes: the image of all pods.")
     environment: Environment = Field(default_factory=Environment)
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of every member.")
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Kubernetes: labels of all objects of the cluster, pods included, besides those of Oars.",
+    )
+    annotations: dict[str, str] = Field(
+        default_factory=dict,
+        description="Kubernetes: annotations of all objects of the cluster, pods included. Those of `expose` and `pod` "
+        "override them.",
+    )
     head: Head = Field(default_factory=Head)
     workers: tuple[WorkerGroup, ...] = Field(default=(WorkerGroup(),), description="Worker groups, or a number.")
     replicas: int | None = Field(
@@ -185,6 +375,7 @@ class ClusterSpec(Part):
         default=None, ge=0, le=MAX_WORKERS, strict=True,
         description="Starting the cluster returns when the head and this many workers are ready. Default: all.",
     )  # fmt: skip
+    autoscale: Autoscaling = Field(default_factory=Autoscaling)
     drain: DrainPolicy = Field(default_factory=DrainPolicy)
     namespace: NamespaceBlock = Field(default_factory=NamespaceBlock)
     expose: Expose = Field(default_factory=Expose)
@@ -213,6 +404,21 @@ class ClusterSpec(Part):
             return data
         options = data.pop("engineOptions", None) or data.pop("engine_options", None)
         return {**data, self.engine: options} if options else data
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        _check_own(value)
+        return check_labels(value)
+
+    @field_validator("annotations")
+    @classmethod
+    def _annotations(cls, value: dict[str, str]) -> dict[str, str]:
+        _check_own(value)
+        for name in value:
+            if not _LABEL_NAME.fullmatch(name):
+                raise ValueError(f"{name} is not the name of an annotation")
+        return value
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -263,10 +469,20 @@ class ClusterSpec(Part):
         groups = {group.name: group for group in self.workers}
         return self.workers[0] if name is None and self.workers else groups.get(name or "")
 
-    def with_replicas(self, group: str, replicas: int) -> ClusterSpec:
-        """A copy with another number of workers in one group."""
+    def with_group(self, group: str, **changes: int | None) -> ClusterSpec:
+        """A copy with other numbers (replicas, min, max, adapted) in one group."""
         data = self.model_dump()
         for entry in data["workers"]:
             if entry["name"] == group:
-                entry["replicas"] = replicas
+                entry |= changes
         return ClusterSpec.model_validate(data)
+
+    def with_autoscaling(self, **changes: Any) -> ClusterSpec:
+        data = self.model_dump()
+        data["autoscale"] |= changes
+        return ClusterSpec.model_validate(data)
+
+    @property
+    def autoscaled(self) -> tuple[str, ...]:
+        """Names of the groups whose number of workers follows the load."""
+        return tuple(group.name for group in self.workers if group.max is not None) if self.autoscale.enabled else ()

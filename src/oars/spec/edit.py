@@ -14,7 +14,20 @@ from oars.spec import text
 from oars.spec.problems import path
 from oars.spec.text import Loc
 
-OVERRIDES = ("engine", "place", "workers", "cpu", "memory", "packages", "image")
+OVERRIDES = (
+    "engine",
+    "place",
+    "workers",
+    "cpu",
+    "memory",
+    "cache",
+    "spill",
+    "head_cpu",
+    "head_memory",
+    "packages",
+    "image",
+    "lifetime",
+)
 _PART = re.compile(r'(?:^|\.)(?P<name>[^."\[\]=]+|"[^"]*")|\[(?P<index>\d{1,6})\]')
 
 
@@ -39,7 +52,8 @@ def apply_set(assignment: str, spec: dict[str, Any], places: dict[Loc, str]) -> 
 
 
 def apply_overrides(overrides: Mapping[str, Any], spec: dict[str, Any], places: dict[Loc, str]) -> None:
-    """Set engine, place, image, workers of the first group, cpu and memory of every group; add packages."""
+    """Set engine, place, image, lifetime, workers of the first group, cpu, memory, cache and spill of every group, cpu
+    and memory of the head; add packages."""
     for name, value in overrides.items():
         if name not in OVERRIDES:
             raise SpecError(f"Unknown option {name!r}.{suggest(name, OVERRIDES)}", f"Options: {', '.join(OVERRIDES)}.")
@@ -50,16 +64,29 @@ def apply_overrides(overrides: Mapping[str, Any], spec: dict[str, Any], places: 
 
 def _apply_override(name: str, value: Any, spec: dict[str, Any]) -> list[Loc]:
     """Apply one override. Returns the changed paths."""
+    if name == "workers" and not _is_count(value) and not isinstance(value, list | tuple):
+        message = f"workers must be a whole number or a list of groups, not {value!r}."
+        raise SpecError(message, "For example workers=3.")
     if name == "workers" and _is_count(value):
+        if value < 0:
+            raise SpecError(f"workers must be at least 0, not {value}.", "Use a whole number, 0 or more.")
         _set_count(spec, value)
         return [("workers", 0, "replicas")]
-    if name in ("cpu", "memory"):
+    if name in ("cpu", "memory", "cache", "spill"):
+        if name == "spill" and isinstance(value, str | list | tuple):
+            value = {"paths": value}
         spec["workers"] = groups = _groups(spec)
         entries = list(enumerate(groups)) if isinstance(groups, list) else []
         chosen = [(index, group) for index, group in entries if isinstance(group, dict)]
         for _, group in chosen:
             group[name] = value
         return [("workers", index, name) for index, _ in chosen]
+    if name in ("head_cpu", "head_memory"):
+        head = spec["head"] = spec.get("head") or {}
+        field = name.removeprefix("head_")
+        if isinstance(head, dict):  # anything else is left for the validation
+            head[field] = value
+        return [("head", field)]
     if name == "packages":
         return _add_packages(spec, value)
     spec[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,14 @@ def load_file(
 ) -> Manifest:
     """The manifest in a file, with changes. `option_model` (engines.option_model) checks the blocks of engines; without
     it the engine checks its options later, and errors do not have the place in the file."""
+    return load_text(read_text(path), str(path), sets, overrides, option_model)
+
+
+def read_text(path: Path) -> str:
+    """The content of a file. Raises NotFound, Denied or SpecError."""
     try:
         with path.open("rb") as file:
-            content = file.read(text.MAX_BYTES + 1).decode("utf-8-sig")
+            return file.read(text.MAX_BYTES + 1).decode("utf-8-sig")
     except FileNotFoundError:
         raise NotFound(
             f"There is no file {path}.", "Check the path; it is relative to the current directory."
@@ -52,7 +58,6 @@ def load_file(
         raise SpecError(f"{path} is not a text file in UTF-8.", "Pass a YAML file.") from None
     except (OSError, ValueError) as error:
         raise SpecError(f"{path} cannot be read: {error}.", "Pass a YAML file.") from None
-    return load_text(content, str(path), sets, overrides, option_model)
 
 
 def load_text(
@@ -68,7 +73,7 @@ def load_text(
         raise SpecError(f"{source} is empty.", _HEADER_HINT)
     if not isinstance(document.data, dict):
         raise SpecError(f"{source} is not a mapping.", _HEADER_HINT)
-    return _finish(document.data, document.places, sets, overrides, option_model)
+    return _finish(document.data, document.places, sets, overrides, option_model, source)
 
 
 def build(
@@ -97,7 +102,9 @@ def dump(manifest: Manifest) -> dict[str, Any]:
 
 def _readable(block: dict[str, Any]) -> dict[str, Any]:
     """The block with memory in the largest exact unit."""
-    return block if block.get("memory") is None else {**block, "memory": resources.exact_memory(block["memory"])}
+    sizes = {name: block[name] for name in ("memory", "cache", "size") if isinstance(block.get(name), int)}
+    spill = {"spill": _readable(block["spill"])} if block.get("spill") else {}
+    return {**block, **{name: resources.exact_memory(size) for name, size in sizes.items()}, **spill}
 
 
 def _finish(
@@ -106,11 +113,16 @@ def _finish(
     sets: Sequence[str],
     overrides: Mapping[str, Any],
     option_model: OptionModel | None,
+    source: str = "",
 ) -> Manifest:
     raise_for(in_plain(data, ()), places)
-    _check_header(data, places)
-    problems = _header_problems(data)
-    spec = _copy(data["spec"])
+    if data.get("kind") == "ComputeJob":
+        file = "-" if source == "stdin" else shlex.quote(source)
+        hint = f"Run it with `oars submit -f {file}`." if source else "Run it with `oars submit`."
+        raise_for([Problem(("kind",), "is ComputeJob, not a cluster", hint)], places)
+    check_header(data, places, KIND, _HEADER_HINT, "the engine: `spec: {engine: dask}`")
+    problems = header_problems(data)
+    spec = copy_plain(data["spec"])
     for assignment in sets:
         edit.apply_set(assignment, spec, places)
     edit.apply_overrides(overrides, spec, places)
@@ -131,26 +143,24 @@ def _finish(
     return Manifest(data.get("metadata", {}).get("name"), checked)
 
 
-def _check_header(data: Mapping[str, Any], places: Mapping[Loc, str]) -> None:
+def check_header(data: Mapping[str, Any], places: Mapping[Loc, str], kind: str, hint: str, example: str) -> None:
     """Raise for the first error that makes the rest of the file meaningless."""
-    if data.get("kind") == "ComputeJob":
-        raise_for([Problem(("kind",), "ComputeJob is not supported yet", f"Write a {KIND}.")], places)
-    for field, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+    for field, expected in (("apiVersion", API_VERSION), ("kind", kind)):
         if data.get(field) != expected:
             found = f"is {str(data[field])[:60]!r}" if field in data else "is missing"
-            raise_for([Problem((field,), f"{found}; it must be {expected}", _HEADER_HINT)], places)
+            raise_for([Problem((field,), f"{found}; it must be {expected}", hint)], places)
     if not isinstance(data.get("spec"), Mapping):
         found = "must be a mapping of fields" if "spec" in data else "is missing"
-        raise_for([Problem(("spec",), found, "Add at least the engine: `spec: {engine: dask}`.")], places)
+        raise_for([Problem(("spec",), found, f"Add at least {example}.")], places)
 
 
-def _header_problems(data: Mapping[str, Any]) -> list[Problem]:
-    """Problems outside of the spec."""
+def header_problems(data: Mapping[str, Any], fields: Sequence[str] = _METADATA) -> list[Problem]:
+    """Problems outside of the spec. fields: of metadata."""
     metadata = data.get("metadata", {})
     problems = [unknown((key,), _TOP) for key in data if key not in _TOP]
     if not isinstance(metadata, Mapping):
         return [*problems, Problem(("metadata",), "must be a mapping with the name of the cluster")]
-    problems += [unknown(("metadata", key), _METADATA) for key in metadata if key not in _METADATA]
+    problems += [unknown(("metadata", key), fields) for key in metadata if key not in fields]
     name = metadata.get("name")
     if name is not None and not isinstance(name, str):
         problems.append(Problem(("metadata", "name"), "must be text; put it in quotes"))
@@ -175,8 +185,8 @@ def _move_namespace(data: Mapping[str, Any], spec: dict[str, Any]) -> list[Probl
     return []
 
 
-def _copy(value: Any) -> Any:
+def copy_plain(value: Any) -> Any:
     """A deep copy as plain dicts and lists, without shared values."""
     if isinstance(value, Mapping):
-        return {key: _copy(child) for key, child in value.items()}
-    return [_copy(child) for child in value] if isinstance(value, list | tuple) else value
+        return {key: copy_plain(child) for key, child in value.items()}
+    return [copy_plain(child) for child in value] if isinstance(value, list | tuple) else value

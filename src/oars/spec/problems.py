@@ -158,6 +158,8 @@ def _translated(found: dict[str, Any], block: Any, model: type[BaseModel], at: L
         return Problem(loc, f"is {_show(value)}, which is not one of {', '.join(choices)}{nearest}")
     if value is None:
         return Problem(loc, "is empty; set it or remove it")
+    if kind in ("tuple_type", "list_type") and loc[-1:] == ("workers",):
+        return Problem(loc, f"must be a whole number or a list of groups, not {_show(value)}")
     if kind == "value_error":
         return Problem(loc, str(context["error"]))
     quote = "; put it in quotes" if isinstance(value, bool | int | float) else ""

@@ -13,6 +13,9 @@ _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+MAX_CACHE_PERCENT = 90
 MAX_MEMORY = 2**50  # a larger value has a wrong unit
 MAX_CPU = 4096
 MAX_SECONDS = 365 * 86400.0
@@ -29,6 +32,24 @@ def memory(value: object) -> int:
     if not 2**20 <= amount <= MAX_MEMORY:
         raise ValueError(f"{value!r} is not between 1Mi and 1024Ti of memory (is the unit missing?)")
     return int(amount)
+
+
+def cache(value: object) -> int | str:
+    """'40%' of the memory, or an amount such as '4Gi' → '40%', or bytes."""
+    match = _PERCENT.fullmatch(str(value))
+    if match is None:
+        try:
+            return memory(value)
+        except ValueError as error:
+            raise ValueError(str(error).replace("write it like", "write it like 40%,")) from None
+    if not 1 <= float(match[1]) <= MAX_CACHE_PERCENT:
+        raise ValueError(f"{value!r} is not between 1% and {MAX_CACHE_PERCENT}% of the memory; tasks need the rest")
+    return f"{float(match[1]):g}%"
+
+
+def cache_size(value: int | str, of_memory: int) -> int:
+    """The bytes of a cache, for a member with that much memory."""
+    return value if isinstance(value, int) else int(of_memory * float(value.rstrip("%")) / 100)
 
 
 def cpu(value: object) -> float:
@@ -57,6 +78,24 @@ def duration(value: object) -> float:
     if isinstance(value, bool) or not 0 <= seconds <= MAX_SECONDS:
         raise ValueError(f"{value!r} is not a duration between 0 and a year")
     return seconds
+
+
+def limit(value: object) -> float:
+    """A duration of at least a second, or 0 for none."""
+    seconds = duration(value)
+    if 0 < seconds < 1:
+        raise ValueError(f"{value!r} is too short; use at least 1s, or 0 for no limit")
+    return seconds
+
+
+def show_duration(seconds: float) -> str:
+    """Seconds → the two largest units: 5400 → '1h30m', 1.4 → '1s'."""
+    left, parts = max(0, int(seconds)), list[str]()
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return "".join(parts[:2]) or "0s"
 
 
 def exact_memory(amount: int) -> int | str:

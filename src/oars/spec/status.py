@@ -28,9 +28,21 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class GroupStatus:
+    """A worker group. With autoscaling it has bounds, and the reason for the number that is wanted."""
+
     name: str
     wanted: int
     ready: int
+    min: int | None = None
+    max: int | None = None
+    reason: str = ""
+    message: str = ""
+    needed: int | None = None  # by the demand now
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without the fields of autoscaling if the group has none."""
+        data = asdict(self)
+        return data if self.max is not None else {key: data[key] for key in ("name", "wanted", "ready")}
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,16 @@ class MemberStatus:
     address: str = ""
     pid: int | None = None
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Expires:
+    """When the cluster ends by itself, unless something changes, and which rule of its lifetime ends it: Idle, NoClient
+    or MaxLifetime. `at` in seconds since the epoch."""
+
+    at: float
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,9 @@ class Status:
     members: tuple[MemberStatus, ...] = ()
     mode: str = ""  # Kubernetes: "operator" or "direct"
     namespace: str = ""
+    expires: Expires | None = None  # None: nothing is going to end it
+    host: str = ""  # of a local cluster that belongs to another host, which shares the state directory
+    created: float | None = None  # seconds since the epoch; None: unknown
     generation: int = 0  # of the spec that was observed; not in the JSON form
 
     @property
@@ -71,9 +96,24 @@ class Status:
         return sum(group.wanted for group in self.groups)
 
     def to_dict(self, *, members: bool = True) -> dict[str, Any]:
-        data = {**asdict(self), "groups": [asdict(group) for group in self.groups]}
+        data = {**asdict(self), "groups": [group.to_dict() for group in self.groups]}
         data["members"] = [asdict(member) for member in self.members]
         del data["generation"]
         if not members:
             del data["members"]
         return data
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A cluster that has ended by itself: an entry of `oars ls --gone -o json`. The reason is one of those of Expires,
+    or OwnerGone. `ended` in seconds since the epoch."""
+
+    name: str
+    engine: str
+    place: str
+    ended: float
+    reason: str
+    message: str
+    mode: str = ""
+    namespace: str = ""

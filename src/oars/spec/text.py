@@ -15,6 +15,7 @@ Loc = tuple[str | int, ...]
 MAX_BYTES = 2**20
 MAX_VALUES = 50_000  # counted after aliases are expanded: a few lines can expand to billions of values
 MAX_DEPTH = 50
+MAX_DOCUMENTS = 100
 
 _Loader: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
@@ -51,20 +52,32 @@ class Document:
 
 def read(text: str, source: str) -> Document:
     """Parse a text with one YAML document. Raises SpecError with the position."""
+    found = _documents(text, source, 1)
+    return found[0] if found else Document(source)
+
+
+def read_all(text: str, source: str) -> list[Document]:
+    """Parse a text with any number of YAML documents. Raises SpecError with the position."""
+    return _documents(text, source, MAX_DOCUMENTS)
+
+
+def _documents(text: str, source: str, most: int) -> list[Document]:
     _check_characters(text, source)
     try:
-        _check_structure(text, source)
-        node = yaml.compose(text, Loader=_Loader)
+        _check_structure(text, source, most)
+        nodes = list(yaml.compose_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         problem = f"{error.context or ''} {error.problem or ''}"
-        message = next((message for pattern, message in _MESSAGES if re.search(pattern, problem)), "invalid YAML")
+        reason = ": ".join(filter(None, ["invalid YAML", error.problem]))
+        message = next((message for pattern, message in _MESSAGES if re.search(pattern, problem)), reason)
         raise _error(_place(source, error.problem_mark or error.context_mark), message) from None
-    except yaml.YAMLError:
-        raise SpecError(f"{source}: invalid YAML.", "Check the file with an editor that supports YAML.") from None
-    document = Document(source)
-    if node is not None:
+    except yaml.YAMLError as error:
+        reason = f"{source}: invalid YAML: {' '.join(str(error).split())}".rstrip(": .")
+        raise SpecError(f"{reason}.", "Check the file with an editor that supports YAML.") from None
+    documents = [Document(source) for _ in nodes]
+    for document, node in zip(documents, nodes, strict=True):
         document.data = _value(document, node, ())
-    return document
+    return documents
 
 
 def _check_characters(text: str, source: str) -> None:
@@ -77,7 +90,7 @@ def _check_characters(text: str, source: str) -> None:
         raise _error(f"{source}:{line}:{column}", f"the character {found[0]!r} is not allowed in YAML; remove it")
 
 
-def _check_structure(text: str, source: str) -> None:
+def _check_structure(text: str, source: str, most: int) -> None:
     """Check depth and number of documents before recursive code handles the text."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
@@ -89,9 +102,10 @@ def _check_structure(text: str, source: str) -> None:
             documents += 1
         if depth > MAX_DEPTH:
             raise _error(_place(source, event.start_mark), f"nested more than {MAX_DEPTH} levels deep")
-        if documents > 1:
+        if documents > most:
             place = _place(source, event.start_mark)
-            raise SpecError(f"{place}: a second document starts here.", "Write one cluster per file.")
+            which = "a second document" if most == 1 else f"more than {most} documents: one"
+            raise SpecError(f"{place}: {which} starts here.", "Write one cluster per file.")
 
 
 def _value(document: Document, node: Any, loc: Loc) -> Any:

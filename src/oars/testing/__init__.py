@@ -8,7 +8,16 @@ class TestToy(EngineContract):
 """
 
 from oars.testing.engine import EngineContract
+from oars.testing.executor import EngineExecutorContract, ExecutorContract
 from oars.testing.leaks import assert_nothing_left, files, processes
 from oars.testing.place import PlaceContract
 
-__all__ = ["EngineContract", "PlaceContract", "assert_nothing_left", "files", "processes"]
+__all__ = [
+    "EngineContract",
+    "EngineExecutorContract",
+    "ExecutorContract",
+    "PlaceContract",
+    "assert_nothing_left",
+    "files",
+    "processes",
+]

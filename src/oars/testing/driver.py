@@ -9,15 +9,22 @@ import tempfile
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
+from oars.client.backend import Driver
 from oars.client.sync import Cluster
+
+
+class HasDriver(Protocol):
+    """A cluster, or anything else that names a Python and its environment."""
+
+    def driver(self) -> Driver: ...
 
 
 class DriverProgram:
     """Runs Python source with the cluster's driver environment; stdout and stderr are read as lines."""
 
-    def __init__(self, cluster: Cluster, source: str) -> None:
+    def __init__(self, cluster: HasDriver, source: str, *arguments: str) -> None:
         driver = cluster.driver()
         with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as stream:
             stream.write(source)
@@ -25,7 +32,7 @@ class DriverProgram:
         self._lines: queue.Queue[str] = queue.Queue()
         self.seen: list[str] = []
         self._process = subprocess.Popen(
-            [driver.python, self._path], env=dict(driver.env), text=True,
+            [driver.python, self._path, *arguments], env=dict(driver.env), text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -2,84 +2,78 @@
 
 from __future__ import annotations
 
-import os
+import json
 import re
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from oars import engines
 from oars.client.sync import Cluster
-from oars.model import Shape
+from oars.model import HEAD, DrainOutcome, Shape
+from oars.places.kube import helper
 from oars.places.kube.render.values import head_values, pod_values, secret_files
 from oars.places.local import process
 from oars.places.local.store import ClusterDir
+from oars.places.process.ledger import read_ledger
 from oars.plan.fill import unfilled
 from oars.spec.load import build
 from oars.spec.status import Phase
+from oars.testing.cluster import OneCluster, kill_and_wait, pids, settled, until
 from oars.testing.driver import DriverProgram, run_driver
-from oars.testing.leaks import assert_nothing_left, files, listeners
+from oars.testing.leaks import listeners
 
 LOOPBACK = re.compile(r"0100007F:.*|0{24}01000000:.*|0{16}FFFF00000100007F:.*")
 
-EXECUTOR = """
-import concurrent.futures as cf, time, traceback
-import oars
-def boom(): raise ValueError("as expected")
-if __name__ == "__main__":
-    ex = oars.executor()
-    assert ex.submit(pow, 2, 10).result(60) == 1024
-    assert list(ex.map(abs, [-1, -2, -3], timeout=60)) == [1, 2, 3]
-    futures = [ex.submit(str.upper, x) for x in "abc"]
-    assert sorted(f.result() for f in cf.as_completed(futures, timeout=60)) == ["A", "B", "C"]
-    done, pending = cf.wait(futures, timeout=60)
-    assert len(done) == 3 and not pending
-    error = ex.submit(boom).exception(60)
-    text = "".join(traceback.format_exception(error))
-    assert isinstance(error, ValueError) and "as expected" in text and "boom" in text, text
-    waiting = [ex.submit(time.sleep, 1) for _ in range(12)]
-    assert waiting[-1].cancel() and waiting[-1].cancelled()
-    ex.shutdown(wait=True, cancel_futures=True)
-    assert all(f.done() for f in waiting)
-    assert any(f.cancelled() for f in waiting[1:-1])
-    try:
-        ex.submit(abs, 1)
-    except RuntimeError:
-        print("executor ok")
-"""
 
-
-class EngineContract:
+class EngineContract(OneCluster):
     """Set `spec` and the three programs; they run as drivers and use the engine's own API."""
 
-    spec: ClassVar[Mapping[str, Any]]
     work: ClassVar[str]  # prints "result …"
     # Makes results on every worker, prints "held"; after a line on stdin checks them, prints "intact".
     hold: ClassVar[str]
     hang: ClassVar[str]  # starts a call that takes minutes, prints "started"; prints `lost` when the call fails
     lost: ClassVar[str] = "failed:"
-    timeout: ClassVar[str] = "120s"
+    drained: ClassVar[DrainOutcome] = DrainOutcome.MOVED  # FINISHED: the engine cannot move results
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def state(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-        """A state directory for the class; checks afterwards that nothing is left behind."""
-        state, before = tmp_path_factory.mktemp("contract") / "state", files()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OARS_STATE_DIR", str(state))
-            yield state
-        assert_nothing_left(state, before)
+    def test_work_and_clients_are_told_from_our_own_requests(self, cluster: Cluster, state: Path) -> None:
+        """What `lifetime.idle` and `lifetime.noClient` count, asked as the helper in a pod does."""
+        if engines.get(self.spec["engine"]).shape(build(dict(self.spec)).spec).inquiry is None:
+            pytest.skip("the engine does not report it")
+        # Although the keeper and we ask all the time. Before other tests: a killed program of Mars leaves its session.
+        until(lambda: min(self.figures(cluster, state).values()) > 1, 120)
+        started = time.monotonic()
+        with DriverProgram(cluster, self.hold) as program:
+            program.expect("held")
+            assert self.figures(cluster, state)["no_client"] == 0
+            program.tell()
+            program.expect("intact")
+            program.tell("end")
+            program.expect("(end)")
+        after = self.figures(cluster, state)
+        elapsed = time.monotonic() - started
+        assert after.keys() == {"idle", "no_client"} and max(after.values()) < elapsed, (after, elapsed)
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def cluster(cls, state: Path) -> Iterator[Cluster]:
-        data = {"workers": [{"replicas": 2, "cpu": 1, "memory": "1Gi"}], **cls.spec}
-        with Cluster(build(data).spec, name="contract", timeout=cls.timeout) as cluster:
-            yield cluster
+    def figures(self, cluster: Cluster, state: Path) -> dict[str, float]:
+        """The helper's own code, next to the head and with its environment."""
+        shape = engines.get(self.spec["engine"]).shape(build(dict(self.spec)).spec)
+        directory, inquiry = ClusterDir(state / "clusters/contract"), shape.inquiry
+        assert inquiry is not None
+        (port,) = [each for each in shape.head.process.ports if each.name == inquiry.port]
+        number = read_ledger(directory.ledger_file).entries[HEAD].ports[port.name]
+        script = state / "inquiry.py"
+        script.write_text(inquiry.script)
+        arguments = {"script": str(script)} if inquiry.script else {"path": inquiry.path, "secret": port.secret}
+        source = f"""
+import json, runpy
+helper = runpy.run_path({helper.__file__!r})
+helper["Inquiry"].get.__globals__["TOKEN_FILE"] = {str(directory.secrets / "control")!r}
+print(json.dumps(helper["Inquiry"]({number}, **{arguments!r}).ask()))
+"""
+        found: dict[str, float] = json.loads(run_driver(cluster, source)[-1])
+        return found
 
     def test_every_template_can_be_filled(self) -> None:
         """A place does not change unknown names, so nothing else would detect a misspelt one."""
@@ -120,32 +114,52 @@ class EngineContract:
                 data = _read(path)
                 assert not any(secret in data for secret in secrets), path
 
-    def test_executor_implements_concurrent_futures(self, cluster: Cluster) -> None:
-        assert "executor ok" in run_driver(cluster, EXECUTOR)
-
-    def test_results_survive_scale_down(self, cluster: Cluster) -> None:
+    def test_results_survive_scale_down(self, cluster: Cluster, state: Path) -> None:
         """Results are moved, or the worker is kept and reported until it is safe to remove."""
+        log = ClusterDir(state / "clusters/contract").keeper_log
+        logged = len(log.read_text())
         cluster.scale(3)
         cluster.wait(timeout=self.timeout)
         with DriverProgram(cluster, self.hold) as program:
             program.expect("held")
             cluster.scale(1)
-            _until(lambda: _settled(cluster) or any(c.hint for c in cluster.why() if c.reason == "Draining"), 120)
+            until(lambda: settled(cluster) or any(c.hint for c in cluster.why() if c.reason == "Draining"), 120)
             program.tell()
             program.expect("intact")
             program.tell("end")
             program.expect("(end)")
-        _until(lambda: _settled(cluster), 120)
+        until(lambda: settled(cluster), 120)
         assert cluster.status().groups[0].wanted == 1
+        outcomes = re.findall(r"drained member=\S+ outcome=(\w+)", log.read_text()[logged:])
+        assert len(outcomes) == 2 and self.drained in outcomes, outcomes
         cluster.scale(2)
         cluster.wait(timeout=self.timeout)
+        assert any(line.startswith("result") for line in run_driver(cluster, self.work))
+
+    def test_drained_worker_is_replaced_and_results_survive(self, cluster: Cluster) -> None:
+        """The successor starts before the worker leaves, and the worker leaves when nothing refers to its results."""
+        cluster.scale(3)
+        cluster.wait(timeout=self.timeout)
+        victim = next(member.id for member in cluster.members() if member.id != "head")
+        with DriverProgram(cluster, self.hold) as program:
+            program.expect("held")
+            cluster.drain(victim)
+            until(lambda: victim not in pids(cluster) or "replaced" in " ".join(c.message for c in cluster.why()), 120)
+            program.tell()
+            program.expect("intact")
+            program.tell("end")
+            program.expect("(end)")
+        until(lambda: settled(cluster) and victim not in pids(cluster), 120)
+        assert cluster.status().groups[0].wanted == 3
+        cluster.scale(2)
+        until(lambda: settled(cluster), 120)
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
 
     def test_killed_worker_is_replaced_within_ten_seconds(self, cluster: Cluster) -> None:
         """One late replacement may be due to the machine; two are a failure."""
         took: list[float] = []
-        for victim in [name for name in _pids(cluster) if name != "head"][:2]:
-            took.append(_kill_and_wait(cluster, victim, _pids(cluster)))
+        for victim in [name for name in pids(cluster) if name != "head"][:2]:
+            took.append(kill_and_wait(cluster, victim, pids(cluster)))
             assert any(victim in cause.message and "SIGKILL" in cause.message for cause in cluster.why())
             if took[-1] < self.replace_seconds:
                 break
@@ -155,40 +169,14 @@ class EngineContract:
     replace_seconds: ClassVar[float] = 10.0
 
     def test_killed_head_is_restarted_and_calls_in_flight_fail(self, cluster: Cluster) -> None:
-        before, address = _pids(cluster), cluster.address
+        before, address = pids(cluster), cluster.address
         with DriverProgram(cluster, self.hang) as program:
             program.expect("started")
-            _kill_and_wait(cluster, "head", before)
+            kill_and_wait(cluster, "head", before)
             program.expect(self.lost, 90)
             program.end(120)
         assert cluster.address == address
         assert any(line.startswith("result") for line in run_driver(cluster, self.work))
-
-
-def _settled(cluster: Cluster) -> bool:
-    status = cluster.status()
-    return status.phase is Phase.READY and len(status.members) == 1 + status.wanted
-
-
-def _pids(cluster: Cluster) -> dict[str, int | None]:
-    return {member.id: member.pid for member in cluster.members()}
-
-
-def _kill_and_wait(cluster: Cluster, victim: str, before: dict[str, int | None]) -> float:
-    pid = before[victim]
-    assert pid is not None
-    start = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    _until(lambda: _pids(cluster).get(victim) not in (None, pid), 90)
-    cluster.wait(timeout="90s")
-    return time.monotonic() - start
-
-
-def _until(condition: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"timed out after {seconds} s"
-        time.sleep(0.05)
 
 
 def unfilled_names(shape: Shape) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import EngineUnreachable
-from oars.engines.base import Engine, Shell, Wire
+from oars.engines.base import Engine, Shell, Wire, drain_outcomes, drained
 from oars.model import (
     Drained,
     Group,
@@ -70,7 +70,7 @@ class ToyEngine(Engine):
             stop=Stop("TERM", 2.0),
         )
         return Shape(
-            head=Group("head", Role.HEAD, 1, head, Resources(spec.head.cpu, spec.head.memory)),
+            head=Group("head", Role.HEAD, 1, head, Resources(spec.head.processors, spec.head.memory)),
             workers=tuple(self._workers(spec, number) for number in range(len(spec.workers))),
             endpoints={"client": "toy://$(head.host):$(head.http)", "dashboard": "http://$(head.host):$(head.http)/"},
             secrets=("token",),
@@ -90,7 +90,7 @@ class ToyEngine(Engine):
             stop=Stop("TERM", 2.0),
             litter=("/tmp/oars-toy-$(tag)",),
         )
-        return Group(group.name, Role.WORKER, group.replicas, process, Resources(group.cpu, group.memory))
+        return Group(group.name, Role.WORKER, group.replicas, process, Resources(group.processors, group.memory))
 
     async def look(self, wire: Wire) -> View:
         try:
@@ -106,7 +106,7 @@ class ToyEngine(Engine):
     async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
         body = json.dumps({"members": members, "force": force}).encode()
         answers = json.loads(await wire.http("http", "/drain", method="POST", body=body))
-        return [Drained(MemberId(m), not waits, waits) for m, waits in answers.items()]
+        return drained(members, drain_outcomes(answers, members, "another program answers at the head's address"))
 
 
 engine = ToyEngine()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
@@ -14,13 +14,22 @@ from hypothesis import strategies as st
 
 from oars.base import codec
 from oars.model import Desired, Failure, LoopState, MemberId, Retiring
+from oars.places.hosts.messages import HeadState, Hello, HostReport
 from oars.places.intent import Intent
+from oars.places.kube.state.status_codec import dump_state, load_state
+from oars.places.local.jobs import DriverExit, JobRecord
+from oars.places.local.process import Identity
 from oars.places.local.store import ClusterRecord
 from oars.places.process.ledger import Ledger
 from oars.places.report import Report
-from oars.spec.status import Phase, Status
+from oars.plan.jobs import JobPolicy
+from oars.spec.job_status import JobStatus
+from oars.spec.status import Gone, Phase, Status
 
-STORED = (Desired, LoopState, Ledger, Report, Status, Intent, ClusterRecord)
+STORED = (
+    Desired, LoopState, Ledger, Report, Status, Intent, ClusterRecord, JobRecord, JobStatus, DriverExit, Identity,
+    Hello, HeadState, HostReport, Gone, JobPolicy,
+)  # fmt: skip
 
 words = st.text(max_size=4)
 plain = st.recursive(
@@ -42,7 +51,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return st.floats(allow_nan=False)
     if origin is tuple:
         return st.lists(values(inner[0]), max_size=2).map(tuple)
-    if origin is Mapping:
+    if origin in (Mapping, dict):
         return st.dictionaries(words, values(inner[1]), max_size=2)
     if isinstance(kind, type) and is_dataclass(kind):
         return st.builds(kind, **{name: values(hint) for name, hint in get_type_hints(kind).items()})
@@ -142,3 +151,15 @@ def test_data_that_is_no_mapping_raises_value_error(kind: type[Any]) -> None:
     for data in wrong:
         with pytest.raises(ValueError, match=f"not a valid {kind.__name__}"):
             codec.load(kind, data)
+
+
+def test_resource_status_keeps_what_it_shows_of_the_loop_state() -> None:
+    """The kubelet counts failures, and a cluster that is ready may settle again."""
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(values(cast(Hashable, LoopState)))
+    def round_trip(before: LoopState) -> None:
+        after = load_state(json.loads(json.dumps(dump_state(before))))
+        assert after == replace(before, failures={}, ready_since=None)
+
+    round_trip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,26 @@ def test_symbolic_link_is_replaced_not_followed(tmp_path: Path) -> None:
     (tmp_path / "token").symlink_to(tmp_path / "victim")
     write_private(tmp_path / "token", b"secret")
     assert (tmp_path / "victim").read_bytes() == b"safe"
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_durable_file_is_stored_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    """A power cut after the call leaves the new content, one during the call the old or the new."""
+    steps: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        steps.append("directory" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+
+    def replaced(source: Path, target: Path) -> None:
+        steps.append("name")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    write_private(tmp_path / "token", b"x", durable=durable)
+    assert steps == (["file", "name", "directory"] if durable else ["name"])
 
 
 def test_failure_leaves_no_temporary_file(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""`oars dashboard`: the URL, and the command that prints the secret."""
+"""`oars dashboard`: the URL, and what a browser is started with."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -24,27 +25,27 @@ class OneDashboard(Service):
         yield self.found
 
 
-@pytest.mark.parametrize(
-    ("found", "command"),
-    [
-        (Dashboard("http://h", "/etc/oars/secrets/token", True, "team"),
-         "oars exec demo --context far -n team -- cat /etc/oars/secrets/token"),
-        (Dashboard("http://h", "/state/token", False, ""), "cat /state/token"),
-        (Dashboard("http://h", "", True, "team"), ""),
-        (Dashboard("http://h", "", False, ""), ""),
-    ],
-)  # fmt: skip
-def test_url_on_stdout_and_command_for_the_secret_on_stderr(
-    found: Dashboard, command: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("forwarded", [True, False])
+@pytest.mark.parametrize("browse", [True, False])
+def test_url_is_printed_and_another_one_opened(
+    browse: bool, forwarded: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[str] = []
+
+    def open_browser(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_browser)
+
     async def shown() -> None:
         with contextlib.suppress(TimeoutError):  # a forwarded dashboard is shown until a signal
             async with asyncio.timeout(0.1):
-                await access._open_dashboard("demo", OneDashboard(found), None, browse=False)
+                found = Dashboard("http://h/lasting", "http://h/once", forwarded)
+                await access._open_dashboard("demo", OneDashboard(found), None, browse=browse)
 
     asyncio.run(shown())
     output = capsys.readouterr()
-    assert output.out == "http://h\n"
-    expected = [f"The dashboard asks for the cluster's token, which this command prints: {command}"] if command else []
-    expected += ["Press Ctrl-C to stop forwarding."] if found.forwarded else []
-    assert output.err.splitlines() == expected
+    assert output.out == "http://h/lasting\n"
+    assert opened == (["http://h/once"] if browse else [])
+    assert output.err.splitlines() == (["Press Ctrl-C to stop forwarding."] if forwarded else [])

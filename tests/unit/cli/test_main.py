@@ -12,9 +12,9 @@ import click
 import pytest
 
 from oars.cli import errors
-from oars.cli.commands import COMMANDS
+from oars.cli.commands import COMMANDS, HELP_WORDS, MEANT
 from oars.cli.main import call, cli
-from tests.unit.local_clusters import record, store
+from tests.unit.local_clusters import EARLIER, record, store
 
 OPERATOR = ["install", "manifests", "run", "status", "uninstall"]
 EVERY_COMMAND = [
@@ -72,6 +72,23 @@ def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith(f"Usage: oars {' '.join(command)}")
 
 
+@pytest.mark.parametrize("group", [[], ["operator"], ["env"], ["config"]])
+def test_group_without_a_command_prints_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert oars(*group) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(" ".join(["Usage: oars", *group])) and shown.err == ""
+    assert [] in HELP_WORDS  # the console script prints it without importing click
+
+
+def test_negative_number_of_workers_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert oars("scale", "demo", "-1") == 2
+    assert "error: -1 is not a valid number of workers." in capsys.readouterr().err
+
+
+def test_every_suggested_command_exists() -> None:
+    assert set(MEANT.values()) <= set(COMMANDS) and not set(MEANT) & set(COMMANDS)
+
+
 def test_help_imports_nothing_heavy() -> None:
     loaded = modules("--help")
     assert "oars.cli.main" in loaded
@@ -80,7 +97,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_local_clusters_need_no_kubernetes_library(tmp_path: Path) -> None:
     """Even with a kubeconfig, which is not read for a local cluster."""
-    store().create(record("demo", boot="another"), {})
+    store().create(record("demo", host=EARLIER), {})
     environ = {"KUBECONFIG": str(tmp_path / "config")}
     for command in (["status", "demo"], ["why", "demo"], ["ls", "--place", "local"]):
         assert modules(*command, **environ).isdisjoint(ENGINES | {"aiohttp", "pydantic"})
@@ -97,8 +114,15 @@ def test_completion_imports_nothing_heavy() -> None:
     [
         (["stauts", "demo"], "No such command 'stauts'. Did you mean 'status'?"),
         (["qqqqq"], "No such command 'qqqqq'."),
+        (["ps"], "No such command 'ps'. Did you mean 'ls'?"),
+        (["get", "demo"], "No such command 'get'. Did you mean 'ls'?"),
+        (["delete", "demo"], "No such command 'delete'. Did you mean 'down'?"),
+        (["stop", "demo"], "No such command 'stop'. Did you mean 'down'?"),
+        (["rm", "demo"], "No such command 'rm'. Did you mean 'down'?"),
+        (["job", "ls"], "No such command 'job'. Did you mean 'jobs'?"),
         (["up", "--engnie", "dask"], "No such option '--engnie'. Did you mean '--engine'?"),
         (["up", "--workers", "many"], "Invalid value for '--workers': 'many' is not a valid integer."),
+        (["up", "--engine", "toy", "--workers", "-1"], "Invalid value for '--workers': -1 is not in the range x>=0."),
         (["ls", "-o", "xml"], "Invalid value for '-o' / '--output': 'xml' is not one of"),
         (["status"], "Missing argument 'NAME'."),
         (["exec", "demo"], "Missing argument 'COMMAND...'."),

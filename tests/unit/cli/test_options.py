@@ -10,10 +10,13 @@ import click
 import pytest
 
 from oars.base.errors import NotFound, SpecError, UsageError
+from oars.cli import errors
 from oars.cli.access import execute
+from oars.cli.main import call
 from oars.cli.options import ClusterOptions, location_options
-from oars.cli.run import module_directory, run
+from oars.cli.run import run
 from oars.service import Location, Service
+from oars.service.scripts import module_directory
 from oars.service.specs import generate_name
 
 NOT_GIVEN: dict[str, Any] = dict.fromkeys(["engine", "workers", "cpu", "memory", "image", "packages"])
@@ -74,9 +77,13 @@ def test_name_on_the_command_line_overrides_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "engine", "workers", "script"),
     [
-        (["--engine", "ray", "s.py", "--workers", "8", "-f", "x"], "ray", None, ["--workers", "8", "-f", "x"]),
+        (["-q", "s.py", "--engine", "ray", "--workers", "2"], "ray", 2, []),
+        (["--engine", "ray", "s.py", "--workers", "8", "--epochs", "3"], "ray", 8, ["--epochs", "3"]),
+        (["--engine", "ray", "s.py", "--", "--workers", "8", "-f", "x"], "ray", None, ["--workers", "8", "-f", "x"]),
+        (["--engine", "ray", "--", "s.py", "--workers", "8"], "ray", None, ["--workers", "8"]),
+        (["--set", "a=1", "s.py", "--set", "b=2", "--engine", "ray"], "ray", None, []),
         (["--engine=ray", "--workers", "2", "s.py"], "ray", 2, []),
-        (["--engine=ray", "s.py", "--", "-x"], "ray", None, ["--", "-x"]),
+        (["--engine=ray", "s.py", "--", "--", "-x"], "ray", None, ["--", "-x"]),
         (["s.py", "--engine", "ray", "--workers", "4"], "ray", 4, []),
         (["s.py", "a", "--engine", "ray", "--lr=1", "-v", "b"], "ray", None, ["a", "--lr=1", "-v", "b"]),
         (["s.py", "--engine", "ray", "--", "--workers", "8"], "ray", None, ["--workers", "8"]),
@@ -84,10 +91,30 @@ def test_name_on_the_command_line_overrides_the_file(tmp_path: Path) -> None:
 )
 def test_arguments_of_the_script(args: list[str], engine: str, workers: int | None, script: list[str]) -> None:
     with run.make_context("run", list(args)) as context:
-        assert context.params["script"] == "s.py"
+        assert context.params["script"] == ("s.py", *script)
         assert context.params["engine"] == engine
         assert context.params["workers"] == workers
-        assert list(context.params["args"]) == script
+
+
+def test_module_instead_of_a_script() -> None:
+    words = ["--workers", "2", "-m", "package.train", "--epochs", "3", "--engine", "ray", "--", "--workers", "8"]
+    with run.make_context("run", words) as context:
+        assert context.params["module"] == "package.train"
+        assert context.params["script"] == ("--epochs", "3", "--workers", "8")
+        assert (context.params["engine"], context.params["workers"]) == ("ray", 2)
+
+
+def test_option_on_both_sides_of_the_script_is_refused() -> None:
+    """One of them may be the script's own."""
+    for words in (["--workers", "2", "s.py", "--workers", "8"], ["s.py", "--workers", "2", "--workers=8"]):
+        with pytest.raises(UsageError, match="--workers is given twice") as raised:
+            run.make_context("run", words)
+        assert raised.value.hint == "If one is for s.py, put `--` before its arguments."
+
+
+def test_run_needs_a_script_or_a_module(capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.guard(lambda: call(["run", "--engine", "toy"])) == 2
+    assert "No script is named." in capsys.readouterr().err
 
 
 def test_mistyped_option_before_the_script_is_refused() -> None:

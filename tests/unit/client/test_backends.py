@@ -68,7 +68,7 @@ def test_login_does_not_count_towards_timeouts(monkeypatch: pytest.MonkeyPatch) 
     _, found = asyncio.run(find_cluster("demo", location, {}, 0.1))
     assert found.name == "demo"
     listing = asyncio.run(Service({}, location).list(all_namespaces=True))
-    assert (list(listing.statuses), listing.problems) == ([], {})
+    assert (list(listing.clusters), listing.problems) == ([], {})
 
 
 def test_unreported_cluster_is_listed_with_the_problem() -> None:

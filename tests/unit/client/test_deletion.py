@@ -6,18 +6,28 @@ import asyncio
 import copy
 import os
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from oars.base.errors import Denied, NotFound, Replaced
+from oars.base.errors import Denied, NotFound, OarsError, Replaced
 from oars.base.settings import Settings
 from oars.client import deletion
 from oars.client.backend import CreateOptions, Location, LogOptions
+from oars.client.handles import scale
 from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.kube.client import Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object, kind_of
+from oars.kube.kinds import (
+    CONFIG_MAP,
+    NAMESPACE,
+    PERSISTENT_VOLUME_CLAIM,
+    POD,
+    SELF_SUBJECT_ACCESS_REVIEW,
+    Kind,
+    Object,
+    kind_of,
+)
 from oars.model import HEAD
 from oars.places.intent import Intent
 from oars.places.kube import names
@@ -25,7 +35,7 @@ from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.root import dump_intent
 from oars.service import Service
 from oars.spec.load import build
-from tests.unit.client.test_kube_backend import GROUPS, Server, handle_on, put_direct, put_operated
+from tests.unit.client.test_kube_backend import GROUPS, Server, handle_on, put_direct, put_operated, put_own_namespace
 from tests.unit.places.test_kube_observe import created_by
 
 MODES = ["direct", "operator"]
@@ -36,8 +46,11 @@ MEMBER = created_by("demo-head", names.pod_labels("demo"))
 class Shared(Server):
     """Objects created through it have other UIDs than those put there."""
 
-    async def create(self, obj: Object, kind: Kind | None = None) -> Object:
-        kind, name = kind_of(obj), str(obj["metadata"]["name"])
+    async def create(self, obj: Object, kind: Kind | None = None, *, dry_run: bool = False) -> Object:
+        kind = kind_of(obj)
+        if kind == SELF_SUBJECT_ACCESS_REVIEW:
+            return {**obj, "status": {"allowed": True}}
+        name = str(obj["metadata"]["name"])
         self.put(kind, name, **{**obj, "metadata": {**obj["metadata"], "uid": f"my {name}"}})
         return await self.get(kind, name)
 
@@ -77,11 +90,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Shared:
     return server
 
 
-def create(mode: str) -> KubeHandle:
+def create(mode: str, job: str = "") -> KubeHandle:
     """Create a cluster in a namespace of its own."""
     backend = KubeBackend(Settings.from_environ(os.environ), {}, Location("kubernetes", namespace="team", mode=mode))
     spec = build({**GROUPS, "image": "i:1", "namespace": {"create": True}}).spec
-    return asyncio.run(backend.create("demo", spec, CreateOptions(tied=True)))
+    return asyncio.run(backend.create("demo", spec, CreateOptions(tied=True, job=job)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_root_names_its_job_and_its_namespace(server: Shared, mode: str) -> None:
+    create(mode, job="a-mark")
+    kind, name = ROOTS[mode]
+    annotations = server.objects[kind.kind, name]["metadata"]["annotations"]
+    expected = {names.INSTANCE: "a-mark", names.CREATED_NAMESPACE: "my team"}
+    assert {key: value for key, value in annotations.items() if key != names.OWNER} == expected
+    assert (names.OWNER in annotations) is (mode == "operator"), "the first renewal"
 
 
 def replace_cluster(server: Server, mode: str) -> list[Any]:
@@ -129,6 +152,75 @@ def test_leftover_namespace_is_deleted(server: Shared, my: str) -> None:
     assert ("Namespace", "team") not in server.objects
 
 
+def put_cluster(server: Server, mode: str) -> None:
+    (put_direct if mode == "direct" else put_operated)(server, GROUPS)
+
+
+def is_kept(server: Server) -> bool:
+    return ("Namespace", "team") in server.objects
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("metadata", [{"labels": names.labels("demo", "dask")}, {}], ids=["labels", "nothing"])
+def test_namespace_that_existed_before_is_kept(server: Shared, mode: str, metadata: Object) -> None:
+    """`oars render --create-namespace | kubectl apply -f -` used to label a shared namespace."""
+    server.put(NAMESPACE, "team", metadata=metadata)
+    put_cluster(server, mode)
+    stop(handle_on(server))
+    assert list(server.objects) == [("Namespace", "team")]
+    assert not asyncio.run(handle_on(server).has_leftovers())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_namespace_created_for_an_earlier_cluster_of_the_name_is_kept(server: Shared, mode: str) -> None:
+    """Somebody created the second one in the namespace that was left."""
+    put_own_namespace(server)
+    put_cluster(server, mode)
+    stop(handle_on(server))
+    assert is_kept(server)
+
+
+OTHERS: dict[str, tuple[Kind, str, Object]] = {
+    "pod": (POD, "notebook", {"labels": {"app": "notebook"}}),
+    "another cluster": (COMPUTE_CLUSTER, "other", {}),
+    "another direct cluster": (CONFIG_MAP, "other-oars", {"labels": names.labels("other", "dask")}),
+    "data": (PERSISTENT_VOLUME_CLAIM, "data", {}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_namespace_with_other_objects_is_kept_with_a_message(
+    server: Shared, mode: str, other: tuple[Kind, str, Object]
+) -> None:
+    handle = create(mode)
+    kind, name, metadata = other
+    server.put(kind, name, metadata=metadata)
+    server.put(CONFIG_MAP, "kube-root-ca.crt")
+    with pytest.raises(OarsError, match=f"is stopped. Namespace 'team' .* contains {kind.kind} {name}\\.") as raised:
+        asyncio.run(handle.stop(1))
+    assert "`kubectl delete namespace team`" in raised.value.hint
+    root, root_name = ROOTS[mode]
+    assert (root.kind, root_name) not in server.objects, "the cluster itself is gone"
+    assert is_kept(server) and (kind.kind, name) in server.objects
+    del server.objects[kind.kind, name]
+    stop(handle_on(server))
+    assert not is_kept(server)
+
+
+def test_kinds_that_one_may_not_list_do_not_keep_a_namespace(server: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    list_all = server.list
+
+    async def list_some(kind: Kind, *which: Any, **how: Any) -> Listing:
+        if kind in (POD, CONFIG_MAP):
+            return await list_all(kind, *which, **how)
+        raise ApiError(403, {"reason": "Forbidden"})
+
+    monkeypatch.setattr(server, "list", list_some)
+    stop(create("direct"))
+    assert not is_kept(server)
+
+
 @pytest.mark.parametrize("their", MODES)
 def test_cluster_of_another_client_can_be_stopped_by_name(server: Shared, their: str) -> None:
     create(their)
@@ -148,8 +240,8 @@ USES: dict[str, Use] = {
     "spec": lambda handle: handle.spec(),
     "generation": lambda handle: handle.generation(),
     "status": lambda handle: handle.report(),
-    "scale": lambda handle: handle.scale(3, "a"),
-    "force": lambda handle: handle.scale(3, "a", force=True),
+    "scale": lambda handle: scale(handle, 3, "a"),
+    "force": lambda handle: scale(handle, 3, "a", force=True),
     "apply": lambda handle: handle.apply(build(GROUPS).spec),
     "members": lambda handle: handle.members(),
     "logs": follow,
@@ -180,7 +272,7 @@ def test_cluster_replaced_during_scale_is_not_scaled(server: Shared, their: str)
     handle = create(their)
     server.before_writing = lambda: replace_cluster(server, their).clear()
     with pytest.raises(Replaced):
-        asyncio.run(handle.scale(3, "a"))
+        asyncio.run(scale(handle, 3, "a"))
     assert [group.replicas for group in asyncio.run(handle_on(server).spec()).workers] == [1, 1]
 
 
@@ -208,9 +300,16 @@ def test_stop_waits_for_members_only(server: Shared) -> None:
     """Anyone who may label a pod can give it the label of a cluster."""
     handle = create("direct")
     server.put(POD, "odd", metadata={"labels": {names.CLUSTER: "demo"}})
-    server.put(POD, "demo-head-1", metadata=MEMBER)
+    server.put(POD, "demo-head-1", metadata={**MEMBER, "deletionTimestamp": "2026-01-01T00:00:00Z"})
     stop(handle)
     assert [name for kind, name in server.objects if kind == "Pod"] == ["odd"]
+
+
+def test_pod_that_would_be_replaced_is_left_to_kubernetes(server: Shared) -> None:
+    """A pod whose ReplicaSet still exists comes back, and would end after its whole grace period."""
+    server.put(POD, "demo-head-1", metadata=MEMBER)
+    assert not asyncio.run(deletion.await_end(cast(Any, server), "demo", "team", 0.1))
+    assert ("Pod", "demo-head-1") in server.objects
 
 
 def test_denied_deletion_of_a_compute_cluster_keeps_its_config_map() -> None:
@@ -250,7 +349,7 @@ def test_unreadable_compute_cluster_keeps_its_config_map(monkeypatch: pytest.Mon
     put_operated(server, GROUPS)
     owners = [{"kind": "ComputeCluster", "name": "demo", "uid": "ComputeCluster demo"}]
     server.put(CONFIG_MAP, names.root("demo"), metadata={"ownerReferences": owners}, data={"dask.yaml": ""})
-    server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
+    put_own_namespace(server)
     before = copy.deepcopy(server.objects)
     monkeypatch.setattr(KubeBackend, "client", server)
     if by_service:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
@@ -19,8 +20,10 @@ from oars.model import Desired, LoopState, Pause
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace
-from oars.places.kube.state.root import STATE, dump_intent
+from oars.places.kube.state.root import STATE, dump_intent, read_intent, report_of
 from oars.places.report import Report
+from oars.plan.lifetime import Outlook
+from oars.spec.status import Expires
 from tests.unit.places.test_kube_observe import created_by
 
 LABELS = names.labels("demo", "dask")
@@ -44,7 +47,7 @@ def deployment(name: str, owners: list[Object]) -> Object:
 
 
 class Server:
-    """Lists what it has; watches bring what is told. The Lease is another's, unless it is let go."""
+    """Lists its objects; watches deliver what the test sends. Another client holds the Lease until it is released."""
 
     def __init__(self, root: Object = ROOT, *others: tuple[Kind, Object]) -> None:
         self.root = root
@@ -80,6 +83,7 @@ class Once:
     """A loop that only notes the head epoch it starts from."""
 
     report: Report | None = None
+    outlook = Outlook()
 
     def __init__(self, place: KubePlace, passes: asyncio.Queue[int]) -> None:
         self._place, self._passes = place, passes
@@ -155,6 +159,44 @@ def test_deposed_leader_writes_nothing() -> None:
     asyncio.run(asyncio.wait_for(body(), 5))
 
 
+def test_deposed_leader_does_not_end_the_cluster() -> None:
+    """Its lifetime was over when the pass began. Another client may have extended it since."""
+
+    class Writable(Server):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writes: list[str] = []
+            self.check: Callable[[], None] = lambda: None
+
+        def guarded(self, check: Callable[[], None]) -> Server:
+            guarded = copy.copy(self)
+            guarded.check = check
+            return guarded
+
+        async def patch(self, kind: Kind, name: str, *_: object) -> None:
+            self.check()
+            self.writes.append(f"patch {name}")
+
+        async def delete(self, kind: Kind, name: str, *_: object, **__: object) -> None:
+            self.check()
+            self.writes.append(f"delete {name}")
+
+    async def body() -> None:
+        server = Writable()
+        direct, elected = Noting(server), Elected()
+        direct._elector = cast(Elector, elected)
+        desired, expires = direct._desired(ROOT), Expires(0.0, "MaxLifetime", "1h after its creation")
+        elected.is_leader = False  # the machine was suspended, and the Lease expired
+        with pytest.raises(OarsError, match="Another client may hold the Lease"):
+            await direct._end(ROOT, desired, expires)
+        assert server.writes == []
+        elected.is_leader = True
+        await direct._end(ROOT, desired, expires)
+        assert server.writes == [f"patch {names.GONE}", "delete demo-oars"]
+
+    asyncio.run(asyncio.wait_for(body(), 5))
+
+
 def test_unexpected_error_is_reported_and_reconciliation_goes_on() -> None:
     """A watch that ended leaves an outdated cache: it is restarted."""
     server = Server()
@@ -171,6 +213,69 @@ def test_unexpected_error_is_reported_and_reconciliation_goes_on() -> None:
         return report.causes[0].reason
 
     assert asyncio.run(asyncio.wait_for(body(), 5)) == "InternalError"
+
+
+DAMAGED = [
+    {"cluster.json": ROOT["data"]["cluster.json"][:-1]},  # a brace was lost in `kubectl edit`
+    {"cluster.json": '{"spec": 3}'},
+    {},
+    None,
+]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_damaged_root_is_reported_and_the_cluster_is_kept(data: Object | None) -> None:
+    """The Lease is renewed, or the helper would delete the cluster; when the root is repaired, all goes on."""
+    server = Server()
+    server.lease["spec"]["holderIdentity"] = ""
+
+    async def body() -> None:
+        direct = Noting(server)
+        await direct.start()
+        await direct.passes.get()
+        metadata = {**ROOT["metadata"], "resourceVersion": "2"}
+        server.tell(CONFIG_MAP, "MODIFIED", {"metadata": metadata, "data": data})
+        async for report in direct.watch():
+            if report.causes:
+                break
+        assert "demo-oars cannot be read" in report.causes[0].message and "kubectl edit" in report.causes[0].hint
+        assert direct._elector.is_leader and server.lease["spec"]["holderIdentity"] == "me"
+        server.tell(CONFIG_MAP, "MODIFIED", {**ROOT, "metadata": {**metadata, "resourceVersion": "3"}})
+        await direct.passes.get()
+        await direct.close()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+@pytest.mark.parametrize("error", [TypeError("a bug"), OSError(24, "Too many open files"), RecursionError()])
+def test_failed_pass_does_not_give_up_the_cluster(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    server = Server()
+    server.lease["spec"]["holderIdentity"] = ""
+    failing = [True, True, False]
+
+    async def body() -> None:
+        direct = Noting(server)
+        desired = direct._desired
+
+        def sometimes(root: Object) -> Desired:
+            if failing and failing.pop(0):
+                raise error
+            return desired(root)
+
+        monkeypatch.setattr(direct, "_desired", sometimes)
+        await direct.start()
+        await direct.passes.get()
+        assert not failing and server.lease["spec"]["holderIdentity"] == "me"
+        await direct.close()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+def test_intent_of_a_newer_oars_is_read() -> None:
+    newer = json.loads(ROOT["data"]["cluster.json"]) | {"a_new_field": {"x": 1}}
+    root = {**ROOT, "data": {"cluster.json": json.dumps(newer), "report.json": '{"status"'}}
+    assert read_intent(root) == read_intent(ROOT)
+    assert report_of(root) is None, "a report that cannot be read is none"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +345,7 @@ def test_foreign_root_with_our_name_is_not_written_to() -> None:
 
 
 class Elected:
-    """As it is told."""
+    """Returns what the test sets."""
 
     def __init__(self) -> None:
         self.is_leader, self.error = True, None

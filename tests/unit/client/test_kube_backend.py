@@ -16,16 +16,19 @@ from oars.base.errors import NotFound, SpecError
 from oars.base.settings import Settings
 from oars.client import deletion, kubernetes
 from oars.client.backend import Location
+from oars.client.handles import scale
 from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import CONFIG_MAP, NAMESPACE, POD, Kind, Object
+from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, NAMESPACE, POD, Kind, Object
 from oars.kube.target import Target
+from oars.operator.owners import orphan_limit
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.root import dump_intent
 from oars.service import Service
+from oars.spec.cluster import ClusterSpec, Lifetime
 from tests.unit.places.test_kube_observe import created_by
 
 Key = tuple[str, str]
@@ -109,6 +112,14 @@ def put_operated(server: Server, spec: dict[str, Any]) -> None:
     server.put(COMPUTE_CLUSTER, "demo", spec=spec)
 
 
+def put_own_namespace(server: Server, cluster: str = "demo") -> None:
+    """As the call that created the cluster left it."""
+    server.put(NAMESPACE, "team", metadata={"annotations": {names.CREATED_FOR: cluster}})
+    for key in (("ConfigMap", names.root("demo")), ("ComputeCluster", "demo")):
+        if key in server.objects:
+            server.objects[key]["metadata"]["annotations"] = {names.CREATED_NAMESPACE: "Namespace team"}
+
+
 @pytest.mark.parametrize("put", [put_direct, put_operated])
 def test_concurrent_changes_are_both_applied(put: Callable[[Server, dict[str, Any]], None]) -> None:
     server = Server()
@@ -119,12 +130,12 @@ def test_concurrent_changes_are_both_applied(put: Callable[[Server, dict[str, An
         await theirs.mode()
 
         def write_first() -> None:
-            rival = theirs.scale(5, "b")
+            rival = scale(theirs, 5, "b")
             with pytest.raises(StopIteration):  # it never awaits anything that blocks
                 rival.send(None)
 
         server.before_writing = write_first
-        await mine.scale(3, "a")
+        await scale(mine, 3, "a")
         return {group.name: group.replicas for group in (await mine.spec()).workers}
 
     assert asyncio.run(both()) == {"a": 3, "b": 5}
@@ -136,8 +147,8 @@ def test_every_change_of_a_direct_cluster_increments_its_generation() -> None:
 
     async def change_twice() -> int:
         handle = handle_on(server)
-        await handle.scale(3, "a")
-        await handle.apply((await handle.spec()).with_replicas("b", 4))
+        await scale(handle, 3, "a")
+        await handle.apply((await handle.spec()).with_group("b", replicas=4))
         return await handle.generation()
 
     assert asyncio.run(change_twice()) == 3
@@ -193,13 +204,24 @@ def test_permanent_conflict_is_an_error() -> None:
     server = Busy()
     put_direct(server, GROUPS)
     with pytest.raises(ApiError, match="modified"):
-        asyncio.run(handle_on(server).scale(3, "a"))
+        asyncio.run(scale(handle_on(server), 3, "a"))
+
+
+def test_head_is_a_pod_of_the_clusters_own_deployment() -> None:
+    """Clients send their credentials to it."""
+    server = Server()
+    put_direct(server, GROUPS)
+    for name, creator, created in (("ours", "demo-head", "2026-11-16"), ("theirs", "mine", "2026-11-17")):
+        metadata = {"creationTimestamp": created, **created_by(creator, names.pod_labels("demo"))}
+        server.put(POD, name, metadata=metadata, status={"phase": "Running"})
+    head = asyncio.run(handle_on(server)._running_head())
+    assert head is not None and head["metadata"]["name"] == "ours"
 
 
 def test_own_namespace_is_deleted_before_waiting_for_pods(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
     put_direct(server, GROUPS)
-    server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
+    put_own_namespace(server)
     server.put(POD, "demo-head-1", metadata=created_by("demo-head", names.pod_labels("demo")))
     monkeypatch.setattr(deletion, "POLL_SECONDS", 0.01)
     assert not asyncio.run(handle_on(server).stop(0.05))
@@ -209,14 +231,14 @@ def test_own_namespace_is_deleted_before_waiting_for_pods(monkeypatch: pytest.Mo
 def test_namespace_of_another_cluster_is_kept() -> None:
     server = Server()
     put_direct(server, GROUPS)
-    server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "another"}})
+    put_own_namespace(server, "another")
     assert asyncio.run(handle_on(server).stop(1))
     assert ("Namespace", "team") in server.objects
 
 
 def test_stop_removes_a_leftover_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
-    server.put(NAMESPACE, "team", metadata={"labels": {names.CLUSTER: "demo"}})
+    put_own_namespace(server)
     monkeypatch.setattr(KubeBackend, "client", server)
     service = Service({}, Location("kubernetes", namespace="team"))
     assert isinstance(asyncio.run(service.stop(["another"], 1))["another"], NotFound)
@@ -231,3 +253,67 @@ def test_stop_removes_a_leftover_namespace(monkeypatch: pytest.MonkeyPatch) -> N
 def _no_kubeconfig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
+
+
+def test_missing_cluster_error_says_where_oars_looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(KubeBackend, "client", Server(target=Target("https://k", namespace="team", context="lab")))
+    environ = {"OARS_STATE_DIR": str(tmp_path), "KUBECONFIG": "somewhere"}
+    with pytest.raises(NotFound) as raised:
+        asyncio.run(Service(environ).get("kd"))
+    assert raised.value.message == (
+        "There is no cluster 'kd' on this machine, nor in namespace 'team' of context 'lab'."
+    )
+    assert raised.value.hint == "Run `oars ls -A` to look in all namespaces."
+
+
+def test_rendered_cluster_is_not_tracked_and_the_error_says_how_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server()
+    server.put(DEPLOYMENT, "demo-head", metadata={"labels": names.labels("demo", "ray")})
+    monkeypatch.setattr(KubeBackend, "client", server)
+    service = Service({}, Location("kubernetes", namespace="team"))
+    with pytest.raises(NotFound, match="'demo' in namespace 'team' was made from rendered manifests") as raised:
+        asyncio.run(service.get("demo"))
+    assert "kubectl -n team get pods -l oars.dev/cluster=demo" in raised.value.hint
+    server.put(DEPLOYMENT, "demo-head", metadata={"labels": {names.CLUSTER: "demo"}, "ownerReferences": [{}]})
+    with pytest.raises(NotFound, match="There is no cluster 'demo' in namespace 'team'"):
+        asyncio.run(service.get("demo"))
+
+
+@pytest.mark.parametrize(
+    ("may_patch", "tied", "orphaned"),
+    [(True, True, 600.0), (False, True, 600.0), (True, False, 600.0), (True, True, 0.0)],
+)
+def test_tied_cluster_is_created_with_its_owner_if_that_may_renew(may_patch: bool, tied: bool, orphaned: float) -> None:
+    """A program that is killed before its first renewal leaves nothing."""
+    created: list[Object] = []
+
+    class Api(Server):
+        async def create(self, obj: Object, *_: Any, **__: Any) -> Object:
+            if obj["kind"] == "SelfSubjectAccessReview":
+                assert obj["spec"]["resourceAttributes"]["verb"] == "patch" and not obj["metadata"]
+                return {**obj, "status": {"allowed": may_patch}}
+            created.append(copy.deepcopy(obj))
+            self.put(COMPUTE_CLUSTER, "demo", spec=obj["spec"])
+            return await self.get(COMPUTE_CLUSTER, "demo")
+
+    async def run() -> None:
+        handle = handle_on(Api())
+        spec = ClusterSpec(engine="dask", lifetime=Lifetime(orphaned=orphaned))
+        await handle.create("operator", spec, {}, tied=tied)
+        await handle.close()
+
+    asyncio.run(run())
+    (made,) = created
+    is_owned = may_patch and tied and orphaned > 0
+    assert (names.OWNER in made["metadata"].get("annotations", {})) is is_owned
+    assert orphan_limit(made) == (600.0 if is_owned else 0.0)
+
+
+def test_missing_namespace_is_named_with_what_to_do() -> None:
+    class Empty(Server):
+        async def create(self, obj: Object, *_: Any, **__: Any) -> Object:
+            raise ApiError(404, {"reason": "NotFound", "message": 'namespaces "team" not found'})
+
+    with pytest.raises(NotFound, match="Namespace team does not exist") as raised:
+        asyncio.run(handle_on(Empty()).create("direct", ClusterSpec(engine="dask"), {}, tied=False))
+    assert "kubectl create namespace team" in raised.value.hint and "create: true" in raised.value.hint

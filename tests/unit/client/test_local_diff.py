@@ -20,3 +20,9 @@ def test_only_numbers_of_workers_can_change() -> None:
     assert effects(before, spec(workers=[{"replicas": 2}])) == [Effect.REFUSED]
     assert effects(before, spec(workers=[{"replicas": 2, "memory": "2Gi"}, {"name": "b"}])) == [Effect.REFUSED]
     assert effects(before, spec(workers=[{"replicas": 2}, {"name": "b"}], image="x", place="kubernetes")) == []
+
+
+def test_default_cpu_is_no_change() -> None:
+    before = spec(workers=[{"replicas": 2, "cpu": 1}], head={"cpu": 1})
+    assert effects(before, spec(workers=[{"replicas": 2}])) == []
+    assert effects(before, spec(workers=[{"replicas": 2, "cpu": 2}])) == [Effect.REFUSED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -17,21 +17,7 @@ from oars.kube.kinds import CONFIG_MAP, CRD, LEASE, Kind, Object
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.spec.load import build
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "patch"),
-    [
-        ({"a": 1}, {"a": 1}, {}),
-        ({"a": 1, "b": 2}, {"a": 3}, {"a": 3, "b": None}),
-        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2}}, {"a": {"b": None}}),
-        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 1}, "d": {"e": 1}}}, {"a": {"d": {"e": 1}}}),
-        ({"a": [1, 2]}, {"a": [2]}, {"a": [2]}),
-        ({"a": {"b": 1}}, {"a": [1]}, {"a": [1]}),
-    ],
-)
-def test_merge_patch_removes_missing_keys(before: Any, after: Any, patch: Any) -> None:
-    assert operator_client.merge_patch(before, after) == patch
+from oars.spec.status import Phase
 
 
 def test_namespace_of_the_resource_is_not_repeated_in_its_spec() -> None:
@@ -73,7 +59,7 @@ class Server:
         if kind in self.hidden:
             raise ApiError(403, {"reason": "Forbidden"})
         if kind is CRD:
-            return {"metadata": {"annotations": {names.OPERATOR_HOME: "elsewhere"}}}
+            return {"metadata": {"annotations": {names.OPERATOR_NAMESPACE: "elsewhere"}}}
         assert kind is LEASE and namespace == ("oars-system" if CRD in self.hidden else "elsewhere")
         if not self.leads:
             raise ApiError(404, {"reason": "NotFound"})
@@ -109,7 +95,7 @@ def test_requested_operator_must_watch_the_namespace(server: Server, mode: str) 
         return
     with pytest.raises(UsageError, match=r"does not watch the namespace 'team': only (a, b|team-a)\.") as raised:
         asyncio.run(check)
-    assert "--mode direct" in raised.value.hint
+    assert "mode 'direct'" in raised.value.hint
 
 
 OWNED = [{"kind": "ComputeCluster", "name": "demo", "uid": "u"}]
@@ -195,3 +181,38 @@ def test_reports_end_if_another_cluster_takes_the_name(uid: str, reports: int) -
         return phases
 
     assert asyncio.run(asyncio.wait_for(collect_phases(), 5)) == ["Pending", "Ready"][:reports]
+
+
+class Silent(Server):
+    """Has an operator that crashed: it still holds the Lease, but does not renew it."""
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
+        found = await super().get(kind, name, namespace)
+        if kind is LEASE:
+            found["spec"]["renewTime"] = (datetime.now(UTC) - timedelta(minutes=2)).isoformat()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("server", "message"),
+    [
+        (Server(), None),
+        (Server(watches="team"), None),
+        (Server(hidden=(LEASE,)), None),
+        (Server(leads=False), "No operator is running"),
+        (Silent(), "No operator is running"),
+        (Server(watches="a,b"), "does not watch the namespace 'team': only a, b."),
+    ],
+)
+def test_absence_of_an_operator_is_a_cause(server: Server, message: str | None) -> None:
+    found = asyncio.run(operator_client.find_absence(cast(Client, server), "team"))
+    assert (found is None) == (message is None)
+    assert found is None or (found.reason == "NoOperator" and message and message in found.message)
+
+
+def test_report_begins_with_the_absence_of_the_operator() -> None:
+    resource = {"metadata": {"name": "demo", "namespace": "team", "uid": "u"}, "spec": {"engine": "dask"},
+                "status": {"phase": "Ready", "observedGeneration": 1}}  # fmt: skip
+    report = operator_client.with_absence(operator_client.report_of(resource, []), operator_client.NO_OPERATOR)
+    assert (report.status.phase, report.status.reason) == (Phase.READY, "NoOperator")
+    assert report.status.message == report.causes[0].message == operator_client.NO_OPERATOR.message

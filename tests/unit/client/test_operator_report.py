@@ -10,7 +10,7 @@ from oars.client.operator_client import report_of
 from oars.model import Cause, LoopState, MemberId, Retiring
 from oars.places.kube.state import status_codec
 from oars.places.report import Report
-from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
+from oars.spec.status import Expires, GroupStatus, MemberStatus, Phase, Status
 from tests.unit.places.test_kube_observe import pod
 
 CRASH = Cause("CrashLoop", "The head keeps dying.", "Read its log: `oars logs demo head`.", ("Traceback", "x"))
@@ -90,3 +90,14 @@ def test_partly_ready_group_is_read_back() -> None:
     stored = status_codec.COMPUTE_CLUSTER_STATUS.dump_report(Report(status), {}, "now")
     assert stored["groups"] == [{"name": "default", "wanted": 2, "ready": 1, "unready": ["b"]}]
     assert report_of(resource(stored), []).status.groups == status.groups
+
+
+def test_announced_end_survives_the_status() -> None:
+    expires = Expires(1_800_000_000.0, "Idle", "30m without work (lifetime.idle)")
+    stored = written(replace(STATUS, expires=expires))
+    assert stored["expires"] == {"at": "2027-01-15T08:00:00Z", "reason": "Idle", "message": expires.message}
+    assert report_of(resource(stored), []).status.expires == expires
+    later = written(replace(STATUS, expires=None))
+    assert later["expires"] is None and report_of(resource(later), []).status.expires is None
+    codec = status_codec.COMPUTE_CLUSTER_STATUS
+    assert not codec.is_progress(stored, later)  # the change is written at once

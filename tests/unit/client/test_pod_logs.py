@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from oars.base.errors import OarsError
+from oars.base.errors import NotFound, OarsError
 from oars.client import pod_logs
 from oars.client.backend import LogOptions
 from oars.client.pod_logs import MAX_PAUSE, NEW_FAILURE_AFTER, REPORT_AFTER, Backoff, sort_key
@@ -74,11 +74,24 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pod_logs, "POLL_SECONDS", 0.0)
 
 
+def test_pauses_do_not_grow_while_every_connection_delivers_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[int] = []
+
+    class Counted(Backoff):
+        def failed(self, error: OarsError) -> float:
+            failures.append(self._failures)
+            return super().failed(error)
+
+    monkeypatch.setattr(pod_logs, "Backoff", Counted)
+    assert Pods(*([at(n, f"{n}"), AWAY] for n in range(1, 6))).followed() == ["1", "2", "3", "4", "5"]
+    assert failures == [0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("error", [AWAY, KUBELET, GONE, WAITING, ApiError(503, {}), ApiError(429, {})])
 def test_following_survives_transient_errors(error: OarsError) -> None:
     pods = Pods([at(1, "one"), error], [error], [at(1, "one"), at(2, "two")])
     assert pods.followed() == ["one", "two"]
-    assert pods.wanted("since") == [(None,), (at(1, "").strip(),), (at(1, "").strip(),)]
+    assert pods.wanted("since") == [("",), (at(1, "").strip(),), (at(1, "").strip(),)]
 
 
 def test_following_survives_errors_of_the_pod_lookup() -> None:
@@ -104,7 +117,15 @@ def test_lines_out_of_order_are_not_lost() -> None:
 def test_new_pod_is_read_from_its_first_line() -> None:
     pods = Pods([at(9, "old")], [at(1, "new")], there=["uid-1", "uid-2", None])
     assert pods.followed(tail=3) == ["old", "new"]
-    assert pods.wanted("since", "tail") == [(None, 3), (None, None)]
+    assert pods.wanted("since", "tail") == [("", 3), ("", None)]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_lines_since_a_time_are_requested(follow: bool) -> None:
+    pods = Pods([at(1, "one"), AWAY] if follow else ["one"], [at(2, "two")])
+    assert pods.followed(follow=follow, since=1000.4)[0] == "one"
+    expected = [("1970-01-01T00:16:40Z",), (at(1, "").strip(),)]
+    assert pods.wanted("since") == expected[: 1 + follow], "after a failure it continues after the last line"
 
 
 def test_tail_is_requested_until_a_connection_succeeds() -> None:
@@ -116,6 +137,15 @@ def test_tail_is_requested_until_a_connection_succeeds() -> None:
 def test_message_of_the_kubelet_is_shown_once() -> None:
     sorry = "unable to retrieve container logs for containerd://9c0c"
     assert Pods([at(1, "one"), sorry], [sorry], [at(2, "two")]).followed() == ["one", sorry, "two"]
+
+
+def test_container_that_never_restarted_has_no_earlier_log() -> None:
+    none = ApiError(400, {"message": 'previous terminated container "head" in pod "demo-head-1" not found'})
+    with pytest.raises(NotFound, match="has not restarted; there is no earlier log") as raised:
+        Pods([none]).followed(follow=False, previous=True)
+    assert raised.value.hint == "Omit `--previous` to read its log."
+    with pytest.raises(ApiError, match="waiting to start"):
+        Pods([WAITING]).followed(follow=False, previous=True)
 
 
 def test_container_defaults_to_the_main_one() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
 from oars import engines
@@ -17,7 +20,16 @@ def test_program_in_the_head_pod_finds_the_cluster() -> None:
     assert not any(
         "$(" in value for engine in engines.BUILT_IN for value in driver_env(cluster(engine=engine)).values()
     )
-    assert with_env({"A": "1 2"}, ["x", "y"]) == ["env", "A=1 2", "x", "y"]
+    assert with_env(cluster(), {"A": "1 2"}, ["x", "y"]) == ["env", "A=1 2", "x", "y"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "/etc/oars/files/driver"), ("/a:/b", "/etc/oars/files/driver:/a:/b")]
+)
+def test_modules_of_the_engine_precede_the_image_s_own(before: str, after: str) -> None:
+    words = with_env(cluster(engine="mars"), {"A": "1 2"}, ["sh", "-c", 'echo "$PYTHONPATH $A"'])
+    env = {"PATH": os.defpath, **({"PYTHONPATH": before} if before else {})}
+    assert subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout == f"{after} 1 2\n"
 
 
 @pytest.mark.parametrize("engine", engines.names())

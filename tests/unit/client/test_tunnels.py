@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oars.base.errors import OarsError
-from oars.client.tunnels import Tunnels, endpoints
+from oars.client.tunnels import Tunnels, endpoints, owned_directory
 from oars.kube.kinds import SECRET, SERVICE, Object
 from oars.model import Port
 from oars.places.kube import names
@@ -81,5 +85,45 @@ def test_two_tunnels_have_their_own_private_directories(tmp_path: Path) -> None:
 def test_failed_open_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(OarsError, match=r"has no key 'ca.pem'") as raised:
         asyncio.run(make_tunnels("ca.pem").open(tmp_path))
-    assert "`oars down demo -n " in raised.value.hint
+    assert "`oars why demo -n " in raised.value.hint
     assert list(tmp_path.iterdir()) == []
+
+
+CODE = """
+import sys
+from pathlib import Path
+from oars.client.tunnels import owned_directory
+with owned_directory(Path(sys.argv[1]), "n-demo-") as path:
+    (path / "token").write_text("secret")
+    print(path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def owner(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process with a directory."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", CODE, str(parent)], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+
+
+def test_directory_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    """It contains secrets."""
+    state = tmp_path / "kubernetes"
+    with owner(state) as (alive, theirs), owner(state) as (killed, left):
+        killed.kill()
+        killed.wait()
+        assert (left / "token").exists()
+        (state / "n-incomplete-x").mkdir()  # of a process that was killed at the very beginning
+        with owned_directory(state, "n-demo-") as mine:
+            assert sorted(state.iterdir()) == sorted([theirs, mine]) and (theirs / "token").exists()
+        assert alive.poll() is None
+    assert list(state.iterdir()) == []
+
+
+def test_names_that_end_alike_do_not_share_a_directory(tmp_path: Path) -> None:
+    """Namespace a-b with cluster c, and a with b-c."""
+    with owned_directory(tmp_path / "k", "a-b-c-") as first, owned_directory(tmp_path / "k", "a-b-c-") as second:
+        assert first != second

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from oars.control.queue import FIRST_BACKOFF, LONGEST_BACKOFF, Queue
+from oars.control.queue import FIRST_BACKOFF, LONGEST_BACKOFF, PER_TENANT, Queue
 
 
 class Clock:
@@ -138,5 +138,57 @@ def test_backoff_stays_finite_after_thousands_of_failures() -> None:
         for _ in range(5000):
             pause = queue.failed("a")
         assert pause == LONGEST_BACKOFF
+
+    drive(scenario)
+
+
+def tenant(key: str) -> str:
+    return key.partition("/")[0]
+
+
+def test_tenants_take_turns() -> None:
+    async def scenario() -> None:
+        queue: Queue[str] = Queue(clock := Clock(), tenant=tenant)
+        for number in range(4):
+            queue.add(f"large/{number}")
+        assert await queue.take() == "large/0"
+        queue.add("small/0", 1)
+        queue.add("other/0", 1)
+        clock.now += 1
+        taken = [await queue.take() for _ in range(5)]
+        assert taken == ["large/1", "small/0", "other/0", "large/2", "large/3"]
+
+    asyncio.run(scenario())
+
+
+def test_tenant_has_a_limited_number_of_keys_under_work() -> None:
+    async def scenario() -> None:
+        queue: Queue[str] = Queue(Clock(), tenant=tenant)
+        for number in range(PER_TENANT + 1):
+            queue.add(f"large/{number}")
+        taken = [await queue.take() for _ in range(PER_TENANT)]
+        await nothing_to_take(queue)
+        queue.add("small/0")
+        assert await queue.take() == "small/0"
+        waiting = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        queue.done(taken[0])
+        assert await waiting == f"large/{PER_TENANT}"
+
+    asyncio.run(scenario())
+
+
+def test_outdated_entry_with_the_same_time_is_ignored() -> None:
+    async def scenario(queue: Queue[str], clock: Clock) -> None:
+        queue.add("a", 5)
+        queue.add("a", 3)
+        clock.now += 3
+        assert await queue.take() == "a"
+        queue.done("a")
+        queue.add("a", 2)  # due at the time of the first entry
+        clock.now += 2
+        assert await queue.take() == "a"
+        queue.done("a")
+        await nothing_to_take(queue)
 
     drive(scenario)

@@ -235,6 +235,20 @@ def test_polls_of_all_keys_share_a_token_bucket() -> None:
 
 
 @pytest.mark.usefixtures("few_polls")
+def test_looks_for_new_work_do_not_wait_for_polls() -> None:
+    async def one_pass(key: str) -> Pause | None:
+        return Pause(0.05, limited=True, is_look=key == "elastic")
+
+    toy = Toy(one_pass)
+    runner: Runner[str] = Runner(toy, workers=2)
+    for key in ["elastic", *(f"key-{number}" for number in range(100))]:
+        runner.wake(key)
+    run(runner, 1.0)
+    assert toy.passes["elastic"] >= 5
+    assert max(passes for key, passes in toy.passes.items() if key != "elastic") <= 2
+
+
+@pytest.mark.usefixtures("few_polls")
 def test_urgent_wakes_and_short_pauses_are_not_limited() -> None:
     async def one_pass(key: str) -> Pause | None:
         if key == "urgent":
@@ -285,3 +299,42 @@ def test_limited_wake_waits_for_its_turn_and_does_not_reserve_twice() -> None:
     elapsed = time.monotonic() - start
     assert sum(toy.passes.values()) == 25, "a key that waits already is added again"
     assert elapsed >= (25 - 5) / 40 - 0.1
+
+
+def test_pass_that_waits_for_somebody_else_leaves_its_worker_to_other_keys() -> None:
+    answered = asyncio.Event()
+
+    async def one_pass(key: str) -> Pause | None:
+        if key == "silent":
+            async with runner.waiting():
+                await answered.wait()
+        else:
+            answered.set()
+        return None
+
+    toy = Toy(one_pass)
+    runner: Runner[str] = Runner(toy)
+    runner.wake("silent")
+    runner.wake("healthy")
+    run(runner)
+    assert toy.passes == {"silent": 1, "healthy": 1}
+
+
+def test_passes_that_wait_do_not_exceed_the_workers_afterwards() -> None:
+    active, most = 0, 0
+
+    async def one_pass(key: str) -> Pause | None:
+        nonlocal active, most
+        async with runner.waiting():
+            await asyncio.sleep(0.01)
+        active += 1
+        most = max(most, active)
+        await asyncio.sleep(0.005)
+        active -= 1
+        return None
+
+    runner: Runner[str] = Runner(Toy(one_pass), workers=2)
+    for number in range(12):
+        runner.wake(str(number))
+    run(runner)
+    assert most == 2

@@ -17,7 +17,7 @@ import pytest
 from oars.base.errors import EngineUnreachable, SpecError
 from oars.engines.dask import engine
 from oars.engines.dask.live import HEAD_HELPER
-from oars.model import HEAD, Drained, MemberId, Process, View
+from oars.model import HEAD, Demand, Drained, DrainOutcome, MemberId, Process, View
 from oars.spec.cluster import ClusterSpec
 from oars.spec.load import build
 
@@ -88,12 +88,25 @@ class TestShape:
         assert shape.driver_env["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "False"
         assert not any(name.startswith(TLS) for name in shape.driver_env)
 
-    def test_members_can_share_a_fork_server(self) -> None:
+    @pytest.mark.parametrize(("protocol", "secrets"), [("tls", ("tls", "token")), ("tcp", ("token",))])
+    def test_dashboard_can_require_a_token(self, protocol: str, secrets: tuple[str, ...]) -> None:
+        shape = engine.shape(spec(dask={"protocol": protocol, "dashboardAuth": "token"}))
+        assert shape.secrets == secrets and shape.dashboard_secret == "token"
+        head = shape.head.process
+        assert option(head, "--preload") == "$(file.web_guard.py)", "before the scheduler has a web server"
+        assert "web_guard.py" in head.files and "OARS_TOKEN_FILE" not in shape.workers[0].process.env
+        assert engine.shape(spec()).dashboard_secret == ""
+
+    @pytest.mark.parametrize("auth", ["none", "token"])
+    def test_members_can_share_a_fork_server(self, auth: str) -> None:
         """They differ only in variables that Dask does not read when it is imported."""
-        shape = engine.shape(spec())
-        head, other = shape.head.process, shape.workers[0].process
-        assert head.env == other.env and head.preload == other.preload
-        assert set(head.late_env) <= set(head.env)
+        shape = engine.shape(spec(dask={"dashboardAuth": auth}))
+        early = [
+            {name: value for name, value in process.env.items() if name not in process.late_env}
+            for process in (shape.head.process, shape.workers[0].process)
+        ]
+        assert early[0] == early[1] and shape.head.process.preload == shape.workers[0].process.preload
+        assert set(shape.head.process.late_env) <= set(shape.head.process.env)
 
     def test_configuration_is_passed_to_members_and_driver(self) -> None:
         config = {"distributed": {"scheduler": {"work-stealing": False}}, "array": {"chunk-size": "8MiB"}}
@@ -106,7 +119,8 @@ class TestShape:
         shape = engine.shape(spec(dask={"config": {"distributed": {"scheduler": {"preload": named}}}}))
         argv = shape.head.process.argv
         loaded = [argv[number + 1] for number, word in enumerate(argv) if word == "--preload"]
-        assert loaded == ["$(file.oars_scheduler.py)", *([named] if isinstance(named, str) else named)]
+        own = ["$(file.oars_scheduler.py)", "$(file.oars_drain.py)"]
+        assert loaded == [*own, *([named] if isinstance(named, str) else named)]
 
     def test_user_variables_override_defaults(self) -> None:
         shape = engine.shape(spec(env={"OMP_NUM_THREADS": "4"}, head={"env": {"OMP_NUM_THREADS": "2"}}))
@@ -174,10 +188,11 @@ def look(page: bytes | Exception) -> View:
 def page(*statuses: str, address: str = "tls://127.0.0.1:1") -> bytes:
     workers = [
         {"name": f"worker-{n}", "address": f"tls://127.0.0.1:{9 + n}", "status": status, "idle": 1.5, "held": n}
-        | {"incarnation": str(n)}
+        | {"incarnation": str(n), "pinned": n == 1}
         for n, status in enumerate(statuses)
     ]
-    return json.dumps({"address": address, "workers": workers}).encode()
+    demand = [{"needs": {"cpu": 1, "GPU": 2}, "count": 3, "running": 1, "seconds": 0.5}]
+    return json.dumps({"address": address, "workers": workers, "demand": demand if statuses else []}).encode()
 
 
 class TestLook:
@@ -186,9 +201,13 @@ class TestLook:
         assert view.up and [m.ready for m in view.members.values()] == [True, True, False]
         member = view.members[MemberId("worker-1")]
         assert (member.address, member.idle, member.held, member.incarnation) == ("tls://127.0.0.1:10", 1.5, 1, "1")
+        assert member.pinned and not view.members[MemberId("worker-0")].pinned
+
+    def test_demand_uses_the_names_of_oars(self) -> None:
+        assert look(page("running")).demand == (Demand({"cpu": 1, "gpu": 2}, 3, running=1, seconds=0.5),)
 
     def test_head_without_workers_is_up(self) -> None:
-        assert look(page()) == View(up=True)
+        assert look(page()) == View(up=True, demand=())
 
     def test_head_without_reply_is_down(self) -> None:
         assert look(EngineUnreachable("refused")) == View(message="refused")
@@ -208,7 +227,10 @@ class TestDrain:
         wire = FakeWire(answer={"worker-0": "", "worker-1": "1 running task (sleep)"})
         members = [MemberId("worker-0"), MemberId("worker-1")]
         answers = asyncio.run(engine.drain(wire, members, 300, force=False))
-        assert answers == [Drained(members[0], True), Drained(members[1], False, "1 running task (sleep)")]
+        assert answers == [
+            Drained(members[0], DrainOutcome.FINISHED),
+            Drained(members[1], DrainOutcome.REFUSED, "1 running task (sleep)"),
+        ]
         ((script, request),) = wire.requests
         assert script == HEAD_HELPER and request["names"] == members and not request["force"]
         assert request["seconds"] == 300 and wire.seconds > 300
@@ -220,7 +242,7 @@ class TestDrain:
 
     def test_unknown_worker_is_drained(self) -> None:
         assert asyncio.run(engine.drain(FakeWire(answer={}), [MemberId("w")], 60, force=False)) == [
-            Drained(MemberId("w"), True)
+            Drained(MemberId("w"), DrainOutcome.FINISHED)
         ]
 
 

@@ -10,9 +10,22 @@ from typing import Any
 import pytest
 
 from oars import engines
-from oars.base.errors import SpecError
+from oars.base.errors import EngineUnreachable, SpecError
+from oars.engines.base import drain_outcomes
 from oars.engines.ray.shape import INCARNATION_LABEL, MEMBER_LABEL
-from oars.model import HEAD, Desired, Failure, LoopState, Member, MemberId, MemberState, Observed, Role, View
+from oars.model import (
+    HEAD,
+    Desired,
+    DrainOutcome,
+    Failure,
+    LoopState,
+    Member,
+    MemberId,
+    MemberState,
+    Observed,
+    Role,
+    View,
+)
 from oars.operator import crd
 from oars.places.kube.render.changes import Version, compare
 from oars.places.kube.render.defaults import DEFAULTS
@@ -122,7 +135,7 @@ def test_engine_checks_options_that_were_not_checked_when_loaded() -> None:
 class ReadOnlyWire:
     """Replies to every request, and fails on requests that could change the head."""
 
-    READ_ONLY = ("nodes",)
+    READ_ONLY = ("look",)
 
     def __init__(self, replies: Mapping[str, Any]) -> None:
         self.replies = replies
@@ -145,13 +158,27 @@ class ReadOnlyWire:
 
 
 NODE = {"status": "READY", "age": 0.1, "idle": 0.0, "held": 0}
-WORKER = {"name": "worker-0", "address": "tcp://127.0.0.1:9", "status": "running", "idle": 0.0, "held": 0}
+WORKER = {
+    "name": "worker-0",
+    "address": "tcp://127.0.0.1:9",
+    "status": "running",
+    "idle": 0.0,
+    "held": 0,
+    "pinned": False,
+}
 LABELS = {MEMBER_LABEL: "head", INCARNATION_LABEL: "1"}
+MARS_NODES = {"a:1": {"identity": "head:1", **NODE}, "a:2": {"identity": "worker-0:1", **NODE}}
 REPLIES: dict[str, Mapping[str, Any]] = {
-    "dask": {"/oars/members.json": {"address": "tls://127.0.0.1:1", "workers": [{**WORKER, "incarnation": "2"}]}},
-    "ray": {"nodes": [{"node": "x", "labels": LABELS, "address": "127.0.0.1:1"}]},
+    "dask": {
+        "/oars/members.json": {
+            "address": "tls://127.0.0.1:1",
+            "workers": [{**WORKER, "incarnation": "2"}],
+            "demand": [],
+        }
+    },
+    "ray": {"look": {"nodes": [{"node": "x", "labels": LABELS, "address": "127.0.0.1:1"}], "demand": []}},
     # The old incarnation of worker-0 is a record that reconcile would correct.
-    "mars": {"/api/oars/nodes": {"a:1": {"identity": "head:1", **NODE}, "a:2": {"identity": "worker-0:1", **NODE}}},
+    "mars": {"/api/oars/nodes": {"nodes": MARS_NODES, "demand": []}},
     "toy": {"/workers": {"worker-0": {"address": "a:1", "items": [], "incarnation": "1"}}},
 }
 
@@ -161,3 +188,35 @@ def test_look_never_writes(engine: str) -> None:
     wire = ReadOnlyWire(REPLIES[engine])
     assert asyncio.run(engines.get(engine).look(wire)).up
     assert wire.requests == 1
+
+
+def test_drain_outcomes_of_current_and_older_heads() -> None:
+    reply: dict[str, Any] = {
+        "a": {"outcome": "moved"}, "b": {"outcome": "refused", "reason": "a task"}, "c": "", "d": "2 results"
+    }  # fmt: skip
+    assert drain_outcomes(reply, "abcd", "") == {
+        "a": (DrainOutcome.MOVED, ""),
+        "b": (DrainOutcome.REFUSED, "a task"),
+        "c": (DrainOutcome.FINISHED, ""),
+        "d": (DrainOutcome.REFUSED, "2 results"),
+    }
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        [],
+        "finished",
+        {"stranger": ""},
+        {"a": 1},
+        {"a": {}},
+        {"a": {"outcome": "gone"}},
+        {"a": {"outcome": "refused"}},
+        {"a": {"outcome": "moved", "reason": "a task"}},
+        {"a": {"outcome": "refused", "reason": 3}},
+    ],
+)
+def test_reply_that_is_not_the_head_s_own_drains_nobody(reply: object) -> None:
+    with pytest.raises(EngineUnreachable, match="no drain"):
+        drain_outcomes(reply, "a", "no drain")

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import fnmatch
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oars import engines
 from oars.base.errors import EngineUnreachable, SpecError
+from oars.engines.ray import launch
 from oars.engines.ray.shape import GROUP_LABEL, INCARNATION_LABEL, MEMBER_LABEL
 from oars.model import HEAD, MemberId, Process, Shape
+from oars.places.local.store import tag
+from oars.plan.fill import fill
 from oars.spec.cluster import ClusterSpec
 
 ray = engines.get("ray")
@@ -165,6 +171,7 @@ class FakeWire:
         self.nodes = list(nodes)
         self.drainable = drainable
         self.error = error
+        self.demand: list[dict[str, Any]] = []
         self.requests: list[Mapping[str, Any]] = []
         self.addresses = {HEAD: {"client": "127.0.0.1:20001"}}
         self.incarnations = {HEAD: "1", MemberId("worker-0"): "2", MemberId("worker-1"): "5"}
@@ -179,8 +186,8 @@ class FakeWire:
         self.requests.append(request)
         if self.error:
             raise EngineUnreachable(self.error)
-        if request["op"] == "nodes":
-            return self.nodes
+        if request["op"] == "look":
+            return {"nodes": self.nodes, "demand": self.demand}
         return {name: name in self.drainable or request["force"] for name in request["nodes"]}
 
 
@@ -221,6 +228,7 @@ class TestDrain:
     def drain(
         self, wire: FakeWire, *members: str, deadline: float = 60, force: bool = False
     ) -> dict[str, tuple[bool, str]]:
+        wire.nodes.append(node("head", "1"))
         answers = asyncio.run(ray.drain(wire, [MemberId(m) for m in members], deadline, force))
         return {answer.member: (answer.done, answer.waits_for) for answer in answers}
 
@@ -235,7 +243,7 @@ class TestDrain:
         [
             (["Resource: CPU currently in use.", "Busy workers on node."], "running tasks"),
             (["Busy workers on node."], "an actor or a running task"),
-            (["Resource: object_store_memory currently in use."], "3.0 MiB of objects"),
+            (["Resource: object_store_memory currently in use."], "3.0 MiB of objects that are still referenced"),
             ([], "Ray to report it as idle"),
         ],
     )
@@ -244,10 +252,15 @@ class TestDrain:
         done, waits_for = self.drain(wire, "worker-0")["worker-0"]
         assert not done and said in waits_for
 
+    def test_drain_waits_for_spilled_objects(self) -> None:
+        """Ray reports one byte for all of them."""
+        wire = FakeWire(node("worker-0", "2", activity=["Resource: object_store_memory currently in use."], held=1))
+        assert self.drain(wire, "worker-0")["worker-0"] == (False, "objects on its disk that are still referenced")
+
     def test_dead_incarnation_is_not_drained(self) -> None:
         wire = FakeWire(node("worker-1", "3"))
         assert self.drain(wire, "worker-1") == {"worker-1": (True, "")}
-        assert [request["op"] for request in wire.requests] == ["nodes"]
+        assert [request["op"] for request in wire.requests] == ["look"]
 
     def test_drain_by_force(self) -> None:
         wire = FakeWire(node("worker-0", "2", activity=["Busy workers on node."]))
@@ -261,6 +274,37 @@ class TestDrain:
         self.drain(wire, "worker-0", deadline=deadline)
         assert wire.requests[-1]["seconds"] == seconds
 
+    def test_list_without_the_head_proves_nothing(self) -> None:
+        """The head has just started: raylets that it does not list yet may hold objects."""
+        with pytest.raises(EngineUnreachable):
+            asyncio.run(ray.drain(FakeWire(), [MemberId("worker-0")], 60, False))
+
     def test_drain_without_reply_raises(self) -> None:
         with pytest.raises(EngineUnreachable):
             self.drain(FakeWire(error="refused"), "worker-0")
+
+
+class TestLink:
+    """Ray's directory has a short name in /tmp, which all users share."""
+
+    def test_link_cannot_be_taken_in_advance(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        mine = f"test{os.getpid()}"
+        names = ["taken", "taken", "free-"]
+        monkeypatch.setenv("OARS_TAG", mine)
+        monkeypatch.setenv("TMPDIR", "/tmp")
+        monkeypatch.setattr("secrets.token_urlsafe", lambda _: names.pop(0))
+        paths = [Path(f"/tmp/oars-ray-{mine}{end}") for end in ("", "-taken", "-free-")]
+        try:
+            for path in paths[:2]:  # by somebody else
+                path.symlink_to("nowhere")
+            assert launch.shorten(str(tmp_path)) == str(paths[2]) and paths[2].readlink() == tmp_path
+            (pattern,) = shape().head.process.litter
+            assert fnmatch.fnmatch(str(paths[2]), fill(pattern, {"tag": mine})), "it is removed with the member"
+        finally:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    def test_sockets_fit_below_the_link(self) -> None:
+        """At most 107 characters, also after thousands of starts and with the longest process ids."""
+        link = f"/tmp/oars-ray-{tag('0' * 32, 9999)}-{'x' * launch.RANDOM_LENGTH}"
+        assert len(f"{link}/session_2026-11-18_07-27-39_123456_4194304/sockets/plasma_store-4194304.1") <= 107

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.unit.undeletable import undeletable
 
 from oars.base.errors import Denied, EnvironmentFailed, NotFound, OarsError, UsageError
 from oars.envs import Environments, cache
@@ -187,3 +188,15 @@ def test_key_depends_on_the_content_only() -> None:
 
 def test_marker_is_json(tmp_path: Path) -> None:
     assert json.loads((make(tmp_path) / cache.MARKER).read_text())["distributions"] == ["toy-1.0.dist-info"]
+
+
+def test_file_that_cannot_be_removed_does_not_block_the_name(tmp_path: Path) -> None:
+    """uv refuses to create an environment in a directory that is not empty."""
+    env = make(tmp_path)
+    with undeletable(env / "busy"):
+        cache.erase(env)
+        assert not env.exists() and cache.look(env) is None
+        cache.sweep(tmp_path)
+        assert make(tmp_path).exists()
+    cache.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-1"]

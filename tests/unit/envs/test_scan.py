@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
+from oars import engines
 from oars.envs import scan
 from oars.model import Needs
+from oars.spec.load import build
 
 
 def needs(distribution: str = "pytest", *modules: str, requirements: tuple[str, ...] = ()) -> Needs:
@@ -81,3 +85,19 @@ def test_packages_override_pins() -> None:
     kept, found = scan.overridden(wanted, ["toy==2.0", "other==2", "numpy<3", "./path", "pandas"])
     assert kept.requirements == ("Toy[all]", "other==2", "numpy>=2")
     assert [str(each) for each in found] == ["Toy 2.0 instead of 1.0"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "changed"),
+    [
+        ({"engine": "dask"}, {"dask", "distributed"}),
+        ({"engine": "ray"}, {"ray"}),
+        ({"engine": "mars"}, {"xorbits", "xoscar"}),
+        ({"engine": "mars", "mars": {"distribution": "pymars"}}, {"pymars"}),
+    ],
+)
+def test_libraries_whose_private_parts_oars_uses_are_pinned(spec: dict[str, Any], changed: set[str]) -> None:
+    """A pin is what the running Python is compared with."""
+    wanted = engines.get(spec["engine"]).needs(build(spec, option_model=engines.option_model).spec)
+    pins = {Requirement(text).name for text in wanted.requirements if "==" in text}
+    assert changed <= pins

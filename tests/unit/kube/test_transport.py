@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from oars.base.errors import OarsError
 from oars.kube import transport
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, ConfigError, Unreachable
@@ -84,6 +85,18 @@ def test_managed_fields_are_removed() -> None:
         (request,) = server.requests
         assert request.path == "/api/v1/namespaces/team/configmaps/a"
         assert request.headers["User-Agent"] == "oars"
+
+    asyncio.run(body())
+
+
+def test_closed_client_opens_no_other_session() -> None:
+    async def body() -> None:
+        server = Server()
+        async with server.running() as client:
+            await client.close()
+            with pytest.raises(OarsError, match="is closed"):
+                await client.get(CONFIG_MAP, "a")
+        assert not server.requests
 
     asyncio.run(body())
 

@@ -34,6 +34,10 @@ def labelled(found: Object, **labels: str | None) -> Object:
     return {**found, "metadata": {**found["metadata"], "labels": result}}
 
 
+def as_head(found: Object) -> Object:
+    return {**found, "metadata": found["metadata"] | created_by("demo-head", names.pod_labels("demo"))}
+
+
 def owned(kind: str, name: str, uid: str = "") -> list[Object]:
     return [{"kind": kind, "name": name, "uid": uid or name}]
 
@@ -92,13 +96,13 @@ def renamed(found: Object, name: str) -> Object:
 def test_last_worker_to_become_ready_is_urgent_and_head_always() -> None:
     woken, watches = watched("demo")
     changed = on_change(watches, "pods")
-    head = labelled(pod(), group="head")
+    head = as_head(pod())
     members = {name: renamed(pod(), name) for name in ("a", "b")} | {"h": renamed(head, "h")}
     for member in members.values():
         changed(AT, None, member)
     woken.clear()
     changed(AT, members["a"], renamed(READY, "a"))
-    changed(AT, members["h"], renamed(labelled(READY, group="head"), "h"))
+    changed(AT, members["h"], renamed(as_head(READY), "h"))
     changed(AT, members["b"], renamed(READY, "b"))
     changed(AT, renamed(READY, "b"), renamed(pod(), "b"))
     changed(AT, renamed(READY, "a"), renamed(FAILED, "a"))
@@ -134,14 +138,14 @@ def test_pod_without_group_label_is_ignored() -> None:
     assert len(woken) == 2
 
 
-def test_relabelled_pod_moves_to_the_other_cluster() -> None:
+def test_relabelled_pod_leaves_its_cluster_and_joins_no_other() -> None:
     woken, watches = watched("demo", "other")
     changed, theirs = on_change(watches, "pods"), labelled(READY, cluster="other")
     changed(AT, None, READY)
     woken.clear()
     changed(AT, READY, theirs)
-    assert (watches.cluster(KEY, "demo").pods(), watches.cluster(OTHER, "other").pods()) == ([], [theirs])
-    assert woken == [(KEY, BATCHED), (OTHER, PROGRESS)]
+    assert (watches.cluster(KEY, "demo").pods(), watches.cluster(OTHER, "other").pods()) == ([], [])
+    assert woken == [(KEY, BATCHED)]
 
 
 @pytest.mark.parametrize(

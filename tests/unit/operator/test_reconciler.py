@@ -15,8 +15,9 @@ from oars.kube.errors import ApiError, Unreachable
 from oars.kube.kinds import Kind, Object
 from oars.model import Desired, Pause
 from oars.operator.index import Watches
-from oars.operator.reconciler import ClusterReconciler
+from oars.operator.reconciler import UNCHECKED, ClusterReconciler
 from oars.operator.resources import RESOURCE_KINDS, Key
+from oars.places.kube.state.nodes import NodeWatch
 
 KEY = Key("ComputeCluster", "team", "demo")
 
@@ -28,13 +29,18 @@ class World:
         metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
         self.resources = {KEY: {"metadata": metadata, "spec": {"engine": "dask", "image": "i:1", **spec}}}
         self.statuses: list[Object] = []
+        self.nodes = NodeWatch(cast(Client, self), lambda _: None)
         self.is_leader = True
         self.is_away = False  # the API server does not respond
         self.use(RESOURCE_KINDS)
 
     def use(self, kinds: Any) -> None:
         self.reconciler = ClusterReconciler(
-            cast(Client, self), cast(Watches, self), kinds, in_cluster=True, is_leader=lambda: self.is_leader
+            cast(Client, self),
+            cast(Watches, self),
+            kinds,
+            pod_namespace="oars-system",
+            is_leader=lambda: self.is_leader,
         )
 
     def cluster(self, key: Key, uid: str) -> World:
@@ -97,6 +103,25 @@ def test_unexpected_error_while_reading_a_spec_is_reported_once(caplog: pytest.L
     assert status["reason"] == "InvalidSpec" and "AttributeError: 'int' object" in status["message"]
     (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert record.exc_info is not None, "logged once, with the traceback"
+
+
+def test_unchecked_author_is_reported_once_and_checked_again() -> None:
+    class Unguarded(World):
+        """Without the admission policy; the watch shows the written status."""
+
+        async def get(self, kind: Kind, name: str) -> Object:
+            raise ApiError(404, {})
+
+        async def patch(self, *args: Any, **options: Any) -> Object:
+            await super().patch(*args, **options)
+            self.resources[KEY]["status"] = self.statuses[-1]
+            return {}
+
+    world = Unguarded(head={"pod": {"spec": {"hostNetwork": True}}})
+    assert world.reconcile() == UNCHECKED and world.reconcile() == UNCHECKED
+    (status,) = world.statuses
+    assert (status["phase"], status["reason"], status["observedGeneration"]) == ("Failed", "AuthorNotChecked", 1)
+    assert "head.pod.spec.hostNetwork" in status["message"]
 
 
 def test_recreated_resource_is_reported_again() -> None:

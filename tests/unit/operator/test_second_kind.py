@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from oars import engines
@@ -16,7 +17,7 @@ from oars.kube.target import Target
 from oars.model import Cause, Desired, LoopState
 from oars.operator.index import Watches
 from oars.operator.reconciler import ClusterReconciler
-from oars.operator.resources import COMPUTE_CLUSTERS, Key, ResourceKind
+from oars.operator.resources import COMPUTE_CLUSTERS, Course, Key, ResourceKind
 from oars.places.kube import names
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.report import Report
@@ -51,6 +52,9 @@ class ToyStatus:
     def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
         return False
 
+    def transitions(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Cause, ...]:
+        return ()
+
 
 def to_desired(resource: Object) -> Desired:
     spec = load.build({"engine": "ray", "workers": resource["spec"]["size"], "place": "kubernetes"}).spec
@@ -66,6 +70,7 @@ class Api:
     def __init__(self) -> None:
         self.applied: list[Object] = []
         self.statuses: list[tuple[str, Object]] = []
+        self.deleted: list[tuple[str, str, str | None]] = []
 
     async def apply(self, obj: Object) -> Object:
         self.applied.append(obj)
@@ -79,6 +84,10 @@ class Api:
         assert subresource == "status", "the operator never writes a spec"
         self.statuses.append((kind.kind, body["status"]))
         return {}
+
+    async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str | None = None) -> bool:
+        self.deleted.append((kind.kind, name, uid))
+        return True
 
     async def get(self, kind: Kind, name: str, namespace: str) -> Object:
         raise ApiError(404, {"reason": "NotFound"})
@@ -104,7 +113,7 @@ def watching(*resources: Key) -> tuple[Watches, list[Key]]:
 
 def reconcile(watches: Watches, key: Key) -> Api:
     api = Api()
-    asyncio.run(ClusterReconciler(cast(Client, api), watches, KINDS, in_cluster=True).reconcile(key))
+    asyncio.run(ClusterReconciler(cast(Client, api), watches, KINDS, pod_namespace="oars-system").reconcile(key))
     return api
 
 
@@ -134,3 +143,26 @@ def test_objects_of_one_kind_are_not_those_of_another_with_the_same_name() -> No
     on_change(watches, "deployments")(AT, None, deployment)
     assert watches.cluster(TOY, f"uid of {TOY}").deployments() == [deployment]
     assert watches.cluster(OURS, f"uid of {OURS}").deployments() == []
+
+
+def test_course_of_a_kind_changes_its_status_stops_its_members_and_deletes_it() -> None:
+    course = Course({"ended": True}, (Cause("Ended", "It ended."),))
+    kinds = (replace(KINDS[1], follow=lambda *_: course, is_ended=lambda status: "ended" in status),)
+    watches = Watches(Client(Target("https://localhost")), (), kinds, lambda key, due: None)
+    metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
+    watches.resources[TOY] = {"metadata": metadata, "spec": {"size": 2}}
+    api = Api()
+    reconciler = ClusterReconciler(cast(Client, api), watches, kinds, pod_namespace="oars-system")
+
+    async def story() -> None:
+        nonlocal course
+        pause = await reconciler.reconcile(TOY)
+        assert pause is not None and pause.seconds == 0, "its members are to be stopped at once"
+        assert api.statuses[-1] == ("ToyCluster", {"ended": True})
+        applied = len(api.applied)
+        course = Course(is_over=True)
+        await reconciler.reconcile(TOY)
+        assert len(api.applied) == applied, "nothing is started any more"
+        assert [(kind, name) for kind, name, _ in api.deleted] == [("Deployment", "demo-head"), ("ToyCluster", "demo")]
+
+    asyncio.run(story())

@@ -51,11 +51,40 @@ def only(found: Object) -> Any:
     return member
 
 
+def test_worker_that_is_being_deleted_runs_until_its_container_ends() -> None:
+    deleted: Any = {"metadata": {"deletionTimestamp": STARTED}}
+    pods = [pod("a"), pod("b", **deleted), pod("c", state=DIED, **deleted), pod("d", "head", **deleted)]
+    assert observe.being_deleted(pods) == {"b": "uid-b"}
+
+
 def test_running_pod_is_a_member() -> None:
     member = only(pod("demo-worker-x"))
     assert (member.id, member.role, member.group) == ("demo-worker-x", Role.WORKER, "default")
     assert member.state is MemberState.RUNNING and member.probe_ready
     assert (member.incarnation, member.address, member.head_epoch) == ("uid-demo-worker-x", "10.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("creator", "labels", "expected"),
+    [
+        ("demo-head", names.pod_labels("demo"), True),
+        ("demo-worker", names.pod_labels("demo", "default"), True),
+        ("demo-worker-abcde", {**names.pod_labels("demo", "default"), names.REVISION: "abcdef0123"}, True),
+        ("demo-big", {**names.pod_labels("demo", "big"), names.REVISION: "abcdef0123"}, True),
+        ("mine", names.pod_labels("demo"), False),
+        ("demo-worker", names.pod_labels("demo"), False),
+        ("demo-head", names.pod_labels("demo", "default"), False),
+        ("demo-worker-other", {**names.pod_labels("demo", "default"), names.REVISION: "abcdef0123"}, False),
+        ("other-head", names.pod_labels("demo"), False),
+        ("demo-head", {names.GROUP: "head"}, False),
+        ("demo-head", {names.CLUSTER: "demo"}, False),
+    ],
+)
+def test_member_is_a_pod_of_the_deployment_that_its_labels_imply(
+    creator: str, labels: dict[str, str], expected: bool
+) -> None:
+    """A user's own Deployment may have our labels. Its newest pod would be the head, and get the helper's token."""
+    assert observe.is_member({"metadata": created_by(creator, labels)}) is expected
 
 
 @pytest.mark.parametrize(
@@ -176,8 +205,8 @@ def test_one_death_has_one_incarnation_before_and_after_the_restart() -> None:
 
 def test_the_pod_of_the_newest_head_is_dialled() -> None:
     old, new = pod("a", "head", created="2026-11-16T03:00:00Z"), pod("b", "head", created="2026-11-16T03:00:09Z")
-    assert observe.head_pod([new, old, pod("w")]) == "b"
-    assert observe.head_pod([pod("w")]) == ""
+    assert observe.head_pod([new, old, pod("w")]) is new
+    assert observe.head_pod([pod("w")]) is None
 
 
 def test_head_being_replaced_is_not_ready() -> None:

@@ -20,7 +20,7 @@ from oars.places.kube.render import objects
 from oars.places.kube.state import ownership
 from oars.places.kube.state.owned_objects import OwnedObjects
 from oars.places.kube.state.root import reference
-from oars.places.kube.state.secrets import ensure_secret
+from oars.places.kube.state.secrets import ClusterSecret
 from oars.places.kube.why.api_errors import NameConflict, cause_of
 from tests.unit.places.clusters import cluster
 
@@ -57,6 +57,8 @@ class Server:
         asked = obj["metadata"].get("resourceVersion")
         if there and asked and asked != there["metadata"]["resourceVersion"]:
             raise ApiError(409, {"reason": "Conflict"})
+        if obj["metadata"].get("uid") not in (None, there and there["metadata"]["uid"]):
+            raise ApiError(409, {"reason": "Conflict"})
         return self.put(obj, **({"uid": there["metadata"]["uid"]} if there else {}))
 
     async def get(self, kind: Kind, name: str, namespace: str) -> Object:
@@ -78,7 +80,7 @@ class Server:
 
 
 class Seen:
-    """Watches that show what they are told to."""
+    """A cache with the given objects."""
 
     def __init__(self, **shown: bool) -> None:
         self.shown = shown
@@ -126,6 +128,19 @@ def test_foreground_deletion_waits_for_owned_objects() -> None:
 # asking for it
 
 
+def test_deleted_root_does_not_come_back() -> None:
+    """In direct mode the ConfigMap with the engine's files is the root. Without its intent nobody could read it."""
+    server, seen = Server(), cast(Any, Seen(ConfigMap=True))
+    root = reference(CONFIG_MAP, {"metadata": {"name": "demo-oars", "uid": "now"}})
+    owned = OwnedObjects(cast(Client, server), seen, root, lambda: 1000.0)
+    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo-oars", "namespace": "team"}}
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(owned.apply(files))
+    assert refused.value.status == 409 and not server.objects
+    server.put(files, uid="now")
+    assert asyncio.run(owned.apply(files))["metadata"]["uid"] == "now"
+
+
 @pytest.mark.parametrize("shown", [{}, {"Service": False}], ids=["not watched", "not seen"])
 def test_missing_object_is_created_with_one_request(shown: dict[str, bool]) -> None:
     server = Server()
@@ -156,6 +171,18 @@ def test_leftovers_of_an_earlier_cluster_are_collected_and_not_used() -> None:
     assert server.asked == []
     asyncio.run(owned.apply(service()))
     assert server.objects["Service", "demo-head"]["metadata"]["ownerReferences"] == [ROOT]
+
+
+def test_object_that_is_deleted_between_conflict_and_check_is_created() -> None:
+    class Collecting(Server):
+        async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+            self.objects.pop((kind.kind, name), None)  # the garbage collector is faster
+            return await super().get(kind, name, namespace)
+
+    server = Collecting()
+    server.put(service(ownerReferences=[LEFT]))
+    made = asyncio.run(around(server).apply(service()))
+    assert made["metadata"]["ownerReferences"] == [ROOT] and server.asked == ["apply", "get", "apply"]
 
 
 def test_known_object_is_applied_with_one_request() -> None:
@@ -225,8 +252,11 @@ def secret(server: Server, *owners: Object, **data: bytes) -> Object:
     return server.put(body, ownerReferences=list(owners))
 
 
-def ensure(server: Server) -> str:
-    return asyncio.run(ensure_secret(cast(Client, server), cluster(), around(server)))
+def ensure(server: Server, owned: OwnedObjects | None = None) -> str:
+    """The helper's token."""
+    found = ClusterSecret(cast(Client, server), owned or around(server), lambda: 1000.0)
+    asyncio.run(found.ensure(cluster()))
+    return found.files["control"].decode()
 
 
 def test_own_secret_is_kept_and_completed() -> None:
@@ -245,7 +275,7 @@ def test_the_secret_of_an_earlier_cluster_is_collected_and_not_used() -> None:
     uid = secret(server, LEFT, control=b"old")["metadata"]["uid"]
     owned = around(server)
     with pytest.raises(PlaceError, match="Secret demo-oars of an earlier cluster"):
-        asyncio.run(ensure_secret(cast(Client, server), cluster(), owned))
+        ensure(server, owned)
     assert "delete" not in server.asked
     asyncio.run(owned.collect_left())
     assert ensure(server) not in ("", "old")

@@ -13,7 +13,7 @@ import pytest
 
 from oars.kube.client import Client, Listing
 from oars.kube.kinds import NODE, Kind
-from oars.model import Cause, LoopState
+from oars.model import Cause, LoopState, MemberId, Retiring
 from oars.places.kube import names
 from oars.places.kube.evidence import POLL, SLOW_POLL, STALLED, STUCK, Evidence, SharedLists
 from oars.places.kube.kinds import COMPUTE_CLUSTER
@@ -38,7 +38,8 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
-        self.written: list[Object] = []
+        self.written: list[Object] = []  # statuses
+        self.events: list[Object] = []
         self.read: list[tuple[str, bool]] = []
 
     async def logs(self, name: str, namespace: str, *, container: str, tail: int, previous: bool) -> AsyncIterator[str]:
@@ -54,7 +55,7 @@ class Server:
         return {}
 
     async def create(self, obj: Object) -> Object:
-        self.written.append(obj)
+        self.events.append(obj)
         return obj
 
 
@@ -219,6 +220,72 @@ async def save(kept: ResourceRoot, status: Status, *causes: Cause) -> None:
     await kept.publish()
 
 
+def events(server: Server) -> list[str]:
+    return [f"{event['type']} {event['reason']}" for event in server.events]
+
+
+def test_normal_life_has_normal_events_only() -> None:
+    async def story() -> None:
+        server, clock = Server(), Clock()
+        kept = root(server, clock)
+        clock.now += PROGRESS_SECONDS
+        starting = Cause("HeadStarting", "The head is running but does not answer yet.", "", ("refused",))
+        await save(kept, replace(told(Phase.STARTING, 0), reason=starting.reason), starting)
+        await save(kept, told(Phase.READY, 3))
+        larger = replace(told(Phase.STARTING, 3), groups=(GroupStatus("default", 5, 3),))
+        await save(kept, larger)
+        leaving = LoopState(retiring={MemberId("w"): Retiring(1.0, drained=True)}, head_epoch=1)
+        await kept.save(leaving, Report(told(Phase.READY, 3)))
+        replaced = Cause("HeadReplaced", "The head was replaced.", "Connect again.")
+        await kept.save(LoopState(head_epoch=1), Report(told(Phase.READY, 3), (replaced,)))
+        await kept.publish()
+        assert events(server) == [
+            "Normal Starting", "Normal HeadStarting", "Normal Ready", "Normal Scaled", "Normal Ready",
+            "Normal Scaled", "Normal Drained", "Normal HeadReplaced",
+        ]  # fmt: skip
+        assert server.events[2]["message"] == "The head and 3/3 workers are ready."
+        assert server.events[3]["message"] == "Group default: from 3 to 5 workers."
+
+    run(story())
+
+
+KSTATUS = {  # phase → what kstatus makes of the conditions
+    Phase.PENDING: "InProgress",
+    Phase.STARTING: "InProgress",
+    Phase.READY: "Current",
+    Phase.DEGRADED: "InProgress",
+    Phase.STOPPING: "InProgress",
+    Phase.FAILED: "Failed",
+}
+
+
+def kstatus(conditions: list[Object]) -> str:
+    """The rules of sigs.k8s.io/cli-utils for resources that it does not know, which Flux uses."""
+    state = {each["type"]: each["status"] for each in conditions}
+    if state.get("Stalled") == "True":
+        return "Failed"
+    if state.get("Reconciling") == "True" or state.get("Ready") in ("False", "Unknown"):
+        return "InProgress"
+    return "Current"
+
+
+@pytest.mark.parametrize("phase", KSTATUS)
+def test_kstatus_understands_the_conditions(phase: Phase) -> None:
+    found = COMPUTE_CLUSTER_STATUS.dump_report(Report(told(phase, 2)), {}, "now")["conditions"]
+    assert kstatus(found) == KSTATUS[phase]
+    assert {each["message"] for each in found} == {"2/3 workers are ready."}
+    invalid = COMPUTE_CLUSTER_STATUS.dump_failure(Cause("InvalidSpec", "No."), Phase.FAILED, 2, {}, "now")
+    assert kstatus(invalid["conditions"]) == "Failed"
+
+
+def test_condition_shows_that_the_head_is_held_back() -> None:
+    cause = Cause("HeadOutdated", "It waits.", "Delete it.")
+    found = COMPUTE_CLUSTER_STATUS.dump_report(Report(told(Phase.READY, 3), (cause,)), {}, "now")["conditions"]
+    assert [(each["type"], each["status"], each["message"]) for each in found] == [
+        ("Ready", "True", "3/3 workers are ready."), ("HeadOutdated", "True", "It waits."),
+    ]  # fmt: skip
+
+
 def test_start_takes_few_status_writes() -> None:
     async def story() -> None:
         server, clock = Server(), Clock()
@@ -254,7 +321,7 @@ def test_failure_is_written_at_once_and_as_an_event() -> None:
         wrong = replace(told(Phase.STARTING, 0), reason=cause.reason, message=cause.message)
         await save(kept, wrong, cause)
         assert server.written[0]["message"] == "The image cannot be pulled. Correct its name."
-        assert (server.written[1]["kind"], server.written[1]["reason"]) == ("Event", "ImagePull")
+        assert events(server) == ["Normal Starting", "Warning ImagePull"]
 
     run(story())
 
@@ -265,10 +332,10 @@ def test_saving_a_status_creates_nothing() -> None:
         kept = root(server, clock)
         await kept.save(LoopState(), Report(crashed(), (CRASH,)))
         await kept.refuse(REFUSED, 1)
-        assert [body.get("kind") for body in server.written] == [None, None], "Events have their own step"
+        assert (len(server.written), server.events) == (2, []), "Events have their own step"
         for _ in range(2):
             await kept.publish()
-        assert [body.get("reason") for body in server.written if "kind" in body] == ["RightMissing"]
+        assert events(server) == ["Warning RightMissing"]
 
     run(story())
 
@@ -361,7 +428,7 @@ def test_refusal_is_written_once_and_removed_when_resolved() -> None:
         for _ in range(3):
             await kept.refuse(REFUSED, 1)
             await kept.publish()
-        status, event = server.written
+        (status,), (event,) = server.written, server.events
         assert (status["reason"], status["observedGeneration"]) == ("RightMissing", 1)
         assert status["message"] == "The operator may not create secrets. Add this rule."
         assert (status["conditions"][0]["status"], status["conditions"][0]["reason"]) == ("False", "RightMissing")
@@ -383,3 +450,13 @@ def test_ready_cluster_with_a_refused_pass_stays_ready_until_its_spec_changes() 
         assert server.written[-1]["phase"] == "Degraded"
 
     run(story())
+
+
+def test_object_that_the_server_does_not_know_is_hidden_until_the_watch_catches_up() -> None:
+    now = 0.0
+    fresh = ReadYourWrites(lambda: now)
+    pod = {"metadata": {"uid": "1", "resourceVersion": "7"}}
+    fresh.note_deleted("1")
+    assert fresh.newest([pod]) == []
+    now = CATCH_UP + 1
+    assert fresh.newest([pod]) == [pod]

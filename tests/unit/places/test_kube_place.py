@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import datetime
 
 import pytest
 
@@ -13,9 +14,10 @@ from oars.places.base import PlaceError
 from oars.places.kube import names
 from oars.places.kube.render.fingerprint import Fingerprint
 from oars.places.kube.state import observe, status_codec
+from oars.places.kube.state.cache import CATCH_UP
 from oars.plan.decide import decide
 from tests.unit.places.clusters import cluster
-from tests.unit.places.test_kube_observe import created_by, pod
+from tests.unit.places.test_kube_observe import STARTED, created_by, pod
 from tests.unit.places.world import OWNER, World
 from tests.unit.plan.clusters import with_replicas
 
@@ -110,17 +112,94 @@ def test_settled_cluster_gets_its_disruption_budget_once(world: World) -> None:
         world.ensure_head(settled=True)
     world.reopen()
     world.ensure_head(settled=True)
-    assert world.writes == ["apply PodDisruptionBudget/demo-head"]
+    assert world.writes == ["apply Service/demo-head", "apply PodDisruptionBudget/demo-head"]
+
+
+def is_published_early(world: World) -> bool:
+    return "publishNotReadyAddresses" in world.stored["Service", "demo-head"]["spec"]
+
+
+def test_service_publishes_an_unready_head_only_until_the_cluster_has_started(world: World) -> None:
+    """A head that is stuck in termination would get half of all connections."""
+    assert is_published_early(world)
+    world.ensure_head()
+    assert is_published_early(world)
+    world.ensure_head(settled=True)
+    assert not is_published_early(world)
+    world.reopen()
+    world.ensure_head()
+    assert not is_published_early(world)
+    world.running.pop("demo-head")
+    world.ensure_head()
+    assert not is_published_early(world)
+    world.desired = cluster(workers=2, expose={"type": "NodePort"})
+    world.ensure_head()
+    assert not is_published_early(world)
+
+
+def test_client_in_direct_mode_does_not_wait_until_the_cluster_is_settled() -> None:
+    """It may be gone by then, as after `oars up`."""
+    world = World(replace(cluster(workers=2), mode="direct"))
+    world.kinds |= {"PodDisruptionBudget": None, "Service": None}
+    world.reopen()
+    world.set_ready("h", False)
+    world.observe()
+    world.ensure_head()
+    assert is_published_early(world)
+    world.set_ready("h", True)
+    world.observe()
+    world.ensure_head()
+    assert not is_published_early(world)
+    world.running.pop("demo-head")
+    world.set_ready("h", False)
+    world.observe()
+    world.ensure_head()
+    assert is_published_early(world), "it starts again"
+    world.set_ready("h", True)
+    world.observe()
+    world.ensure_head()
+    assert not is_published_early(world)
+
+
+def test_service_of_a_cluster_that_is_never_complete_is_changed_after_a_while() -> None:
+    world = World(cluster(workers=9))
+    started = datetime.fromisoformat(STARTED).timestamp()
+    world.now = started + 5
+    for seconds, expected in ((5, True), (50, True), (70, False)):
+        world.now = started + seconds
+        world.observe()
+        world.ensure_head()
+        assert is_published_early(world) is expected
+
+
+def test_service_of_a_head_that_was_lost_early_is_changed_at_once(world: World) -> None:
+    """The lost one may be stuck in termination."""
+    world.now = datetime.fromisoformat(STARTED).timestamp() + 5
+    world.desired = replace(world.desired, head_epoch=1)
+    world.set_ready("h", False)
+    world.observe()
+    world.ensure_head()
+    assert not is_published_early(world)
+
+
+def test_service_of_another_version_is_updated(world: World) -> None:
+    assert is_published_early(world)
+    head = world.running["demo-head"]
+    created = replace(Fingerprint.of(head), rendered="other", version="older", network="other")
+    head["metadata"]["annotations"][names.APPLIED] = str(created)
+    world.ensure_head()
+    assert not is_published_early(world)
 
 
 def test_deleted_disruption_budget_is_applied_again(world: World) -> None:
     world.ensure_head(settled=True)
     world.kinds["PodDisruptionBudget"] = False
     world.ensure_head(settled=True)
-    assert len(world.writes) == 1, "the watch may lag"
+    budgets = [write for write in world.writes if "Budget" in write]
+    assert len(budgets) == 1, "the watch may lag"
     world.now += 60
     world.ensure_head(settled=True)
-    assert world.writes == ["apply PodDisruptionBudget/demo-head"] * 2
+    assert [write for write in world.writes if "Budget" in write] == budgets * 2
 
 
 def test_collect_withdraws_an_ingress_that_the_spec_no_longer_has(world: World) -> None:
@@ -138,6 +217,36 @@ def test_collect_withdraws_an_ingress_that_the_spec_no_longer_has(world: World) 
     world.writes.clear()
     world.collect()
     assert world.writes == []
+
+
+def test_head_that_may_be_evicted_has_no_disruption_budget(world: World) -> None:
+    """And keeps its pod when that changes."""
+    world.ensure_head(settled=True)
+    owned = {"metadata": {"name": "demo-head", "uid": "b", "ownerReferences": [OWNER]}}
+    world.stored["PodDisruptionBudget", "demo-head"] = owned
+    world.writes.clear()
+    world.desired = cluster(workers=2, head={"eviction": "allow"})
+    for _ in range(2):
+        world.ensure_head(settled=True)
+        world.collect()
+    assert world.writes.count("delete PodDisruptionBudget/demo-head") == 1
+    assert "apply PodDisruptionBudget/demo-head" not in world.writes
+    assert observe.is_rolled_out(world.running["demo-head"]) and world.observe().member(HEAD) is not None
+    world.desired = cluster(workers=2)
+    world.kinds["PodDisruptionBudget"] = False
+    world.ensure_head(settled=True)
+    assert world.writes[-1] == "apply PodDisruptionBudget/demo-head"
+
+
+def test_disruption_budget_of_another_version_is_updated(world: World) -> None:
+    world.ensure_head(settled=True)
+    head = world.running["demo-head"]
+    created = replace(Fingerprint.of(head), rendered="other", version="older", network="other")
+    head["metadata"]["annotations"][names.APPLIED] = str(created)
+    world.writes.clear()
+    world.reopen()
+    world.ensure_head()
+    assert "apply PodDisruptionBudget/demo-head" in world.writes and "apply Deployment/demo-head" not in world.writes
 
 
 def test_driver_is_refused_with_a_cause(world: World) -> None:
@@ -188,7 +297,7 @@ def test_pods_that_only_have_the_labels_are_no_members(world: World) -> None:
     world.of_name |= {each["metadata"]["name"]: each for each in (copied, adopted, other, job, referring)}
     assert world.observe().members == before
     assert set(world.place.wire(world.desired).incarnations) == {member.id for member in before}
-    assert observe.head_pod(world.place.pods()) == "h"
+    assert (observe.head_pod(world.place.pods()) or {})["metadata"]["name"] == "h"
 
 
 def test_pods_of_a_deleted_deployment_are_members_until_they_are_gone(world: World) -> None:
@@ -200,6 +309,20 @@ def test_pods_of_a_deleted_deployment_are_members_until_they_are_gone(world: Wor
 
 
 # remove
+
+
+def test_workers_make_room_for_a_head_without_a_node(world: World) -> None:
+    """Their Deployment starts no others until the head runs."""
+    assert not world.observe().has_head_room
+    no_node = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    world.of_name["h"] = pod("h", "head", ready=False, containerStatuses=[], conditions=[no_node])
+    assert world.remove("a", "b", "c", grace=0.0) == []
+    assert world.replicas == 0
+    world.of_name["h"] = pod("h", "head")
+    world.of_name["h"]["spec"]["nodeName"] = "node-1"
+    assert world.observe().has_head_room
+    world.ensure("a", "b")
+    assert world.replicas == 2
 
 
 def test_the_head_can_be_removed(world: World) -> None:
@@ -238,7 +361,7 @@ def test_workers_of_a_lost_head_are_left_to_their_deployment() -> None:
     assert world.writes == ["save"]
 
 
-def test_workers_of_a_lost_head_and_an_older_revision_go_with_their_deployment() -> None:
+def test_deployment_of_an_older_revision_is_deleted_when_its_head_is_lost() -> None:
     world = World()
     world.desired = replace(cluster(workers=2, image="i:2"), head_epoch=1)
     world.remove("a", "b", "c", grace=0.0)
@@ -268,9 +391,23 @@ def test_older_revision_loses_only_the_named_pods() -> None:
 
 def test_workers_are_started_for_the_epoch_of_the_desired_state(world: World) -> None:
     world.desired = replace(world.desired, head_epoch=4)
-    world.ensure("a", "b", "c")
+    world.ensure("d", "e", "f")
     assert world.epoch == 4
     assert world.observe().state.head_epoch == 4
+
+
+def test_worker_of_an_earlier_epoch_that_joined_the_new_head_keeps_its_template() -> None:
+    """A new template would replace it with what it holds. The others are replaced one by one."""
+    world = World(epoch=1)
+    world.desired = replace(cluster(workers=3), head_epoch=2)
+    world.observe()
+    world.ensure("a", "d", "e")
+    assert (world.epoch, world.replicas) == (1, 3)
+    world.remove("b", "c", grace=0.0)
+    assert world.epoch == 1 and {"b", "c"}.isdisjoint(world.of_name) and "a" in world.of_name
+    world.observe()
+    world.ensure("d", "e", "f")
+    assert world.epoch == 2, "nobody serves who was started for the earlier head"
 
 
 def test_lost_status_keeps_the_head_epoch() -> None:
@@ -352,3 +489,23 @@ def test_pod_with_a_failing_probe_is_not_ready(world: World) -> None:
 def test_scaling_alone_changes_no_revision(world: World) -> None:
     world.desired = with_replicas(world.desired, {"default": 7})
     assert {member.group for member in world.observe().members} == {"head", "default"}
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0], ids=["back", "forward"])
+def test_deleted_object_is_created_again_after_a_step_of_the_clock(step: float) -> None:
+    world = World(workers=())
+    world.ensure_head()
+    world.clock_step = step
+    world.kinds["Service"] = False  # it is deleted, or the watch has not shown it yet
+    for seconds, writes in ((CATCH_UP - 1, 0), (2, 1)):
+        world.now += seconds
+        world.writes.clear()
+        world.ensure_head()
+        assert len([write for write in world.writes if "Service/" in write]) == writes
+
+
+def test_renderings_of_earlier_epochs_are_forgotten(world: World) -> None:
+    for epoch in range(1, 50):
+        world.desired = replace(world.desired, head_epoch=epoch)
+        world.ensure("a", "b", "c")
+    assert len(world.place._rendered_workers) == 1

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
 import pytest
 
 from oars.base.errors import SpecError
-from oars.operator import manifests
+from oars.engines.web_guard import OPEN_PATHS
 from oars.places.kube import names
 from oars.places.kube.render import objects, sidecar
 from oars.places.kube.render.defaults import DEFAULTS
-from oars.places.kube.render.pod import DEFAULT_CONTAINER, cpu_quantity
+from oars.places.kube.render.pod import DEFAULT_CONTAINER, cpu_quantity, template
 from oars.places.kube.render.values import POD_FIELDS, SCRATCH
 from tests.unit.places.clusters import cluster
 
@@ -60,12 +61,61 @@ def test_cluster_has_few_objects(engine: str) -> None:
         assert obj["metadata"]["labels"][names.CLUSTER] == "demo"
 
 
+def test_labels_and_annotations_of_the_user_are_on_all_objects_and_pods() -> None:
+    """Not in selectors, which cannot change. Those of a more special field, and those of Oars, override them."""
+    found = rendered(
+        labels={"team": "data", "app.kubernetes.io/part-of": "shop"}, annotations={"owner": "ada", "note": "x"},
+        expose={"annotations": {"note": "y"}, "host": "a.example.org"},
+        workers=[{"pod": {"metadata": {"labels": {"team": "gpu"}}}}],
+    )  # fmt: skip
+    for name, obj in found.items():
+        assert obj["metadata"]["labels"]["app.kubernetes.io/part-of"] == "shop"
+        assert obj["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "oars"
+        note = "y" if name.partition("/")[0] in ("Service", "Ingress") else "x"
+        assert (obj["metadata"]["annotations"]["owner"], obj["metadata"]["annotations"]["note"]) == ("ada", note)
+    for name, team in (("head", "data"), ("worker", "gpu")):
+        spec = found[f"Deployment/demo-{name}"]["spec"]
+        assert spec["template"]["metadata"]["labels"]["team"] == team
+        assert spec["template"]["metadata"]["annotations"]["owner"] == "ada"
+        assert "team" not in spec["selector"]["matchLabels"]
+    assert "team" not in found["Service/demo-head"]["spec"]["selector"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"labels": {"oars.dev/cluster": "other"}}, "is reserved for Oars"),
+        ({"annotations": {"jobs.oars.dev/x": "y"}}, "is reserved for Oars"),
+        ({"labels": {"team": "a b"}}, "team=a b is not a label"),
+        ({"annotations": {"a b": "c"}}, "a b is not the name of an annotation"),
+    ],
+)
+def test_labels_that_kubernetes_or_oars_cannot_accept_are_errors(spec: dict[str, Any], words: str) -> None:
+    with pytest.raises((SpecError, ValueError), match=words):
+        rendered(**spec)
+
+
 def test_each_group_has_one_deployment() -> None:
     groups = [{"name": "default", "replicas": 2}, {"name": "big", "replicas": 0}]
     found = rendered(workers=groups)
     assert found["Deployment/demo-worker"]["spec"]["replicas"] == 2
     assert found["Deployment/demo-big"]["spec"]["replicas"] == 0
     assert found["Deployment/demo-head"]["spec"]["strategy"] == {"type": "Recreate"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "variable", "address"),
+    [
+        ("dask", "DASK_SCHEDULER_ADDRESS", "tls://demo-head:8786"),
+        ("ray", "RAY_ADDRESS", "demo-head:6379"),
+        ("mars", "OARS_ADDRESS", "http://demo-head:7104"),
+    ],
+)
+def test_programs_in_every_pod_find_the_cluster(engine: str, variable: str, address: str) -> None:
+    """Also those of `kubectl exec`, which reads no shell profile."""
+    deployments = [obj for key, obj in rendered(engine=engine).items() if key.startswith("Deployment/")]
+    _, head = sidecar.head_and_owned(cluster(engine=engine), watched=True)
+    assert [variables_of(each).get(variable) for each in (*deployments, head)] == [address] * 3
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -138,6 +188,31 @@ def test_text_of_users_in_a_file_is_not_filled_in() -> None:
         config = json.loads(data["data"][key])
         assert (config["path"], config["web"]["a"]) == ("$(HOME)/x", "$(nobody)")
     assert json.loads(data["data"]["head.config.yml"])["web"]["port"] == 7104
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONPATH": "/mine"}])
+def test_drivers_in_pods_find_the_engine_s_modules(env: dict[str, str]) -> None:
+    """With kubectl alone, in every mode."""
+    found = rendered(engine="mars", env=env)
+    for name, group in (("head", "head"), ("worker", "default")):
+        deployment = found[f"Deployment/demo-{name}"]
+        variables = variables_of(deployment)
+        assert variables["PYTHONPATH"] == "/etc/oars/files/driver" + (":/mine" if env else "")
+        assert variables["OARS_TOKEN_FILE"] == "/etc/oars/secrets/token"
+        assert variables["OARS_MARS_ADDRESS"] == "http://demo-head:7104"
+        volumes = {each["name"]: each for each in deployment["spec"]["template"]["spec"]["volumes"]}
+        item = {"key": f"{group}.driver.sitecustomize.py", "path": "driver/sitecustomize.py"}
+        assert item in volumes["oars-files"]["configMap"]["items"]
+        assert item["key"] in found["ConfigMap/demo-oars"]["data"]
+        assert {"key": "token", "path": "token"} in volumes["oars-secrets"]["secret"]["items"]
+    managed = template(cluster(engine="mars", env=env), cluster(engine="mars", env=env).shape.head)
+    assert "PYTHONPATH" in {each["name"] for each in managed["spec"]["containers"][0]["env"]}
+
+
+def test_probe_of_mars_needs_no_token() -> None:
+    (container,) = rendered(engine="mars")["Deployment/demo-head"]["spec"]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/api/oars/health", "port": 7104}
+    assert container["readinessProbe"]["httpGet"]["path"] in OPEN_PATHS
 
 
 def test_pods_are_replaced_when_their_files_change() -> None:
@@ -232,11 +307,16 @@ def shared_memory_of(deployment: Object) -> int:
 GIB = 2**30
 
 
+def with_margin(size: int) -> int:
+    """The volume of an engine that uses this much of it."""
+    return math.ceil(size / 0.95)
+
+
 @pytest.mark.parametrize(
     ("spec", "head", "worker"),
     [
-        ({"engine": "ray"}, int(2 * GIB * 0.3), int(4 * GIB * 0.3)),
-        ({"engine": "ray", "ray": {"objectStoreMemory": "1Gi"}}, GIB, GIB),
+        ({"engine": "ray"}, with_margin(int(2 * GIB * 0.3)), with_margin(int(4 * GIB * 0.3))),
+        ({"engine": "ray", "ray": {"objectStoreMemory": "1Gi"}}, with_margin(GIB), with_margin(GIB)),
         ({"engine": "mars"}, 2 * GIB, 4 * GIB),
         ({"engine": "mars", "mars": {"distribution": "pymars"}}, 2 * GIB, 4 * GIB),
     ],
@@ -259,7 +339,7 @@ def test_ray_divides_the_memory_of_the_pod_between_tasks_and_objects(name: str) 
     found = rendered(engine="ray", head={"memory": "2Gi"}, workers=[{"memory": "2Gi"}])[f"Deployment/demo-{name}"]
     told = {word.partition("=")[0]: word.partition("=")[2] for word in container_of(found)["command"]}
     limit = int(container_of(found)["resources"]["limits"]["memory"])
-    assert int(told["--object-store-memory"]) == shared_memory_of(found)
+    assert with_margin(int(told["--object-store-memory"])) == shared_memory_of(found)
     assert int(told["--memory"]) + int(told["--object-store-memory"]) == limit
 
 
@@ -273,6 +353,16 @@ def test_default_container_is_set_if_there_are_several() -> None:
     found = rendered(workers=[{"name": "default", "pod": sidecar}])
     assert DEFAULT_CONTAINER not in annotations_of(found["Deployment/demo-head"])
     assert annotations_of(found["Deployment/demo-worker"]) == {DEFAULT_CONTAINER: "worker"}
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+def test_image_can_be_pinned_by_digest(engine: str) -> None:
+    """The defaults are tags of releases, which their registries can move."""
+    image = f"example.org/team/image@sha256:{'0' * 64}"
+    desired = cluster(engine=engine, workers=1, image=image, tied=True)
+    _, head = sidecar.head_and_owned(desired, watched=True)
+    found = [head, rendered(engine=engine, workers=1, image=image)["Deployment/demo-worker"]]
+    assert {each["image"] for deployment in found for each in pod_of(deployment)["containers"]} == {image}
 
 
 def test_memory_has_a_default() -> None:
@@ -305,30 +395,10 @@ def test_service_has_the_ports_of_the_head() -> None:
     served = {port.default for port in made.shape.head.process.ports if port.on_service}
     assert {port["port"] for port in service["spec"]["ports"]} == served
     assert service["spec"]["selector"][names.GROUP] == "head"
+    assert "publishNotReadyAddresses" not in service["spec"], "a head on a lost node would get connections"
 
 
 HOST = {"host": "demo.example.org"}
-
-
-@pytest.mark.parametrize(
-    ("engine", "expose", "opened"),
-    [
-        ("dask", {}, set()),
-        ("dask", {"type": "NodePort"}, {8786, 8787}),
-        ("dask", {"type": "LoadBalancer"}, {8786, 8787}),
-        ("dask", HOST, {8787}),
-        ("dask", {**HOST, "type": "NodePort"}, {8786, 8787}),
-        ("ray", HOST, {8265}),
-        ("mars", HOST, {7104}),
-    ],
-)
-def test_network_policy_opens_only_exposed_ports(engine: str, expose: Object, opened: set[int]) -> None:
-    made = cluster(engine, expose=expose)
-    rules = objects.network_policy(made)["spec"]["ingress"]
-    to_all = {port["port"] for rule in rules if "from" not in rule for port in rule["ports"]}
-    assert to_all - {names.HELPER_PORT} == opened  # the helper requires a token
-    to_some = {port["port"] for rule in rules for port in rule.get("ports", ())}
-    assert to_some >= {port.default for port in made.shape.head.process.ports if port.on_service}
 
 
 @pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
@@ -340,6 +410,23 @@ def test_ingress_uses_the_port_that_the_policy_opens(engine: str) -> None:
     )
 
 
+@pytest.mark.parametrize("eviction", ["block", "allow"])
+def test_disruption_budget_blocks_the_eviction_of_a_ready_head(eviction: str) -> None:
+    found = rendered(head={"eviction": eviction})
+    assert ("PodDisruptionBudget/demo-head" in found) == (eviction == "block")
+    if eviction == "block":
+        budget = found["PodDisruptionBudget/demo-head"]
+        assert budget["spec"]["maxUnavailable"] == 0
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert "spec.head.eviction" in budget["metadata"]["annotations"][names.HINT]
+
+
+def test_eviction_does_not_affect_the_head_s_pod() -> None:
+    block, allow = cluster(), cluster(head={"eviction": "allow"})
+    assert block.shape.head.fingerprint == allow.shape.head.fingerprint
+    assert objects.head_deployment(block) == objects.head_deployment(allow)
+
+
 def test_host_name_creates_an_ingress() -> None:
     expose = {"host": "demo.example.org", "ingressClass": "nginx", "tlsSecret": "cert"}
     ingress = rendered(expose=expose)["Ingress/demo-head"]
@@ -348,8 +435,11 @@ def test_host_name_creates_an_ingress() -> None:
     assert ingress["spec"]["tls"] == [{"hosts": ["demo.example.org"], "secretName": "cert"}]
 
 
-def test_created_namespace_comes_first() -> None:
-    assert next(iter(rendered(namespace={"create": True}))) == "Namespace/lab"
+def test_created_namespace_comes_first_and_is_not_marked_as_ours() -> None:
+    """It may exist and be shared: `oars down` must not delete it."""
+    found = rendered(namespace={"create": True})
+    assert next(iter(found)) == "Namespace/lab"
+    assert found["Namespace/lab"]["metadata"] == {"name": "lab"}
 
 
 def test_revision_of_a_group_changes_only_with_its_pods() -> None:
@@ -378,9 +468,32 @@ def test_manifests_contain_no_secret() -> None:
     assert "secretName" in text and '"Secret"' not in text
 
 
-def test_network_policy_admits_the_operator() -> None:
-    rules = rendered()["NetworkPolicy/demo-oars"]["spec"]["ingress"]
-    peers = [peer for rule in rules for peer in rule.get("from", ()) if "namespaceSelector" in peer]
-    selectors = [peer["podSelector"]["matchLabels"] for peer in peers]
-    labels = manifests.deployment(manifests.InstallOptions())["spec"]["template"]["metadata"]["labels"]
-    assert selectors and all(selector.items() <= labels.items() for selector in selectors)
+@pytest.mark.parametrize(
+    ("engine", "variable"),
+    [("dask", "OARS_HAND_OVER"), ("ray", "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"), ("mars", "OARS_HAND_OVER")],
+)
+def test_workers_have_time_to_hand_over_what_they_hold(engine: str, variable: str) -> None:
+    """A head has nothing that another pod could take."""
+    found = rendered(engine=engine, env={"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "7"} if engine == "ray" else {})
+    head, worker = found["Deployment/demo-head"], found["Deployment/demo-worker"]
+    assert pod_of(worker)["terminationGracePeriodSeconds"] == 120
+    assert pod_of(head)["terminationGracePeriodSeconds"] < 10
+    assert variables_of(worker)[variable] == ("7" if engine == "ray" else "1"), "the user's own value counts"
+    assert engine == "ray" or variable not in variables_of(head)
+
+
+@pytest.mark.parametrize(
+    ("fields", "grace"),
+    [
+        ({}, 120),
+        ({"drain": {"timeout": "30s"}}, 120),
+        ({"drain": {"timeout": "5m"}}, 305),
+        ({"drain": {"timeout": "1h"}}, 600),
+        ({"workers": [{"replicas": 1, "pod": {"spec": {"terminationGracePeriodSeconds": 60}}}]}, 60),
+        ({"workers": [{"replicas": 1, "pod": {"spec": {"terminationGracePeriodSeconds": 900}}}]}, 900),
+    ],
+)
+def test_grace_period_fits_the_drain_and_ray_ends_its_own_before(fields: dict[str, Any], grace: int) -> None:
+    worker = rendered(engine="ray", **fields)["Deployment/demo-worker"]
+    assert pod_of(worker)["terminationGracePeriodSeconds"] == grace
+    assert variables_of(worker)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == str(grace - 5)

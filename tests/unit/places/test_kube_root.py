@@ -16,10 +16,11 @@ from oars.kube.kinds import Kind, Object
 from oars.model import Cause, Failure, LoopState, MemberId, Retiring
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
+from oars.places.kube.state.bounds import MAX_MEMBERS, MAX_RETIRING, bounded_report, bounded_state
 from oars.places.kube.state.root import ConfigMapRoot, ResourceRoot, report_of
 from oars.places.kube.state.status_codec import COMPUTE_CLUSTER_STATUS
 from oars.places.report import Report
-from oars.spec.status import GroupStatus, Status
+from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
 
 LEAVING = LoopState(retiring={MemberId("a"): Retiring(1.0)})
 
@@ -40,7 +41,7 @@ class Server:
 
 
 def test_retiring_worker_counts_as_written_only_after_the_write() -> None:
-    """Whoever takes over from an operator that died then would choose others."""
+    """An operator that takes over from an operator that died then would choose others."""
     server = Server(500)
     resource = {"metadata": {"name": "demo", "namespace": "n", "uid": "u"}, "spec": {"engine": "dask"}}
     root = ResourceRoot(cast(Client, server), COMPUTE_CLUSTER, resource, COMPUTE_CLUSTER_STATUS)
@@ -66,7 +67,7 @@ METADATA = {"name": "demo-oars", "namespace": "n", "uid": "r", "labels": names.l
 
 
 def noted(server: Server) -> None:
-    """A client writes down who shall go."""
+    """A client records the members to remove."""
     root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA})
     asyncio.run(root.save(LEAVING, None))
 
@@ -117,5 +118,76 @@ def test_recorded_state_is_read_by_the_next_client(state: LoopState, report: Rep
     asyncio.run(root.save(state, report))
     (patch,) = server.patches
     found = ConfigMapRoot(cast(Client, server), {"metadata": METADATA, "data": patch["data"]})
-    assert found.state == state
-    assert report_of({"data": patch["data"]}) == report
+    assert found.state == bounded_state(state)
+    assert report_of({"data": patch["data"]}) == bounded_report(report)
+
+
+class TestSize:
+    """A ConfigMap holds 1 MiB."""
+
+    def huge(self, workers: int = 10_000) -> tuple[LoopState, Report]:
+        """Every worker retires, fails and is not ready, with much to tell."""
+        text, ids = "x" * 1000, [MemberId(f"demo-worker-default-5d8f9c7b6f-{n:05}") for n in range(workers)]
+        failures = {m: Failure(9, float(n), float(n), m, text, (text,) * 20) for n, m in enumerate(ids)}
+        retiring = {m: Retiring(1.0, n == workers - 1, text) for n, m in enumerate(ids)}
+        members = [MemberStatus("head", "head", "head", Phase.READY), MemberStatus(ids[0], "worker", "w", Phase.FAILED)]
+        members += [MemberStatus(m, "worker", "w", Phase.READY, "tcp://10.0.0.1:8786", None, text) for m in ids[1:]]
+        causes = (Cause("CrashLoop", "m", "h", (text,) * 100, tuple(ids)),) * 100
+        groups = (GroupStatus("w", workers, workers - 1),)
+        status = Status("demo", "dask", "kubernetes", Phase.DEGRADED, groups=groups, members=tuple(reversed(members)))
+        return LoopState(retiring, failures), Report(status, causes)
+
+    def test_everything_fits_however_many_workers_there_are(self) -> None:
+        server = Server()
+        state, report = self.huge()
+        asyncio.run(ConfigMapRoot(cast(Client, server), {"metadata": METADATA}).save(state, report))
+        (patch,) = server.patches
+        assert sum(map(len, patch["data"].values())) < 900 * 1024
+        found = report_of(patch)
+        assert found is not None and found.status.groups == report.status.groups, "the counts are complete"
+        shown = {member.id: member.phase for member in found.status.members}
+        assert len(shown) == MAX_MEMBERS and "head" in shown and Phase.FAILED in shown.values()
+        stored = ConfigMapRoot(cast(Client, server), {"metadata": METADATA, "data": patch["data"]}).state
+        assert len(stored.retiring) == MAX_RETIRING and any(each.drained for each in stored.retiring.values())
+        assert max(each.last for each in stored.failures.values()) == 9999.0
+
+    def test_small_clusters_are_stored_whole(self) -> None:
+        state, report = self.huge(20)
+        assert bounded_state(state).retiring.keys() == state.retiring.keys()
+        assert [m.id for m in bounded_report(report).status.members] == [m.id for m in report.status.members]
+
+    def test_state_in_memory_is_complete(self) -> None:
+        state, report = self.huge()
+        root = ConfigMapRoot(cast(Client, Server()), {"metadata": METADATA})
+        asyncio.run(root.save(state, report))
+        assert root.state == state
+
+
+class TestProgress:
+    def saved(self, root: ConfigMapRoot, ready: int, phase: Phase = Phase.STARTING) -> None:
+        status = Status("demo", "dask", "kubernetes", phase, groups=(GroupStatus("w", 1000, ready),))
+        asyncio.run(root.save(LoopState(), Report(status)))
+
+    def test_thousand_workers_do_not_cost_a_thousand_writes(self) -> None:
+        server, now = Server(), [0.0]
+        root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA}, lambda: now[0])
+        for ready in range(1000):
+            now[0] += 0.01
+            self.saved(root, ready)
+        assert 5 <= len(server.patches) <= 7
+        self.saved(root, 1000, Phase.READY)
+        assert '"phase": "Ready"' in server.patches[-1]["data"]["report.json"], "a change of phase is written at once"
+
+    def test_delayed_progress_is_written_later(self) -> None:
+        server, now = Server(), [0.0]
+        root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA}, lambda: now[0])
+        for now[0], ready in ((0.0, 1), (0.1, 2), (9.0, 2), (20.0, 2)):
+            self.saved(root, ready)
+        assert [report_of(patch).status.ready for patch in server.patches] == [1, 2]  # type: ignore[union-attr]
+
+    def test_state_is_never_delayed(self) -> None:
+        server = Server()
+        root = ConfigMapRoot(cast(Client, server), {"metadata": METADATA}, lambda: 0.0)
+        self.saved(root, 1)
+        asyncio.run(root.save(LEAVING, None))
+        assert list(server.patches[-1]["data"]) == ["state.json"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
+from oars.kube.kinds import SECRET, Kind
 from oars.model import HEAD, Cause, Desired, Ensure, LoopState, Observed, View
 from oars.places.kube import names
 from oars.places.kube.evidence import Evidence
@@ -35,12 +36,12 @@ class World:
         self.roles = roles
         self.applied: list[Object] = []
         self.head: Object | None = None
+        self.secret: Object | None = None
 
     def take_over(self) -> KubePlace:
         """Another client."""
         client = cast(Client, self)
         place = KubePlace(Setting(client, self, self, Reach(client, "lab")), "lab")
-        place._token = "known"
         return place
 
     def ensure(self, place: KubePlace, desired: Desired = DESIRED) -> None:
@@ -58,8 +59,14 @@ class World:
     async def save(self, state: LoopState, report: Report | None) -> None:
         self.state = state
 
-    async def get(self, *_: Any) -> Object:
+    async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+        if kind is SECRET and self.secret is not None:
+            return self.secret
         raise ApiError(404, {"reason": "NotFound"})
+
+    async def create(self, obj: Object) -> Object:
+        self.secret = {**obj, "metadata": {**obj["metadata"], "uid": "s", "resourceVersion": "1"}}
+        return self.secret
 
     async def apply(self, obj: Object) -> Object:
         if obj["kind"].startswith("Role") and not self.roles:

@@ -77,14 +77,16 @@ CASES: list[tuple[str, str, tuple[str, ...], str]] = [
     ("sandbox", "SandboxFails", ("node node1", 'no runtime for "runsc"'), "CNI"),
     # containers that die
     ("crash_loop", "CrashLoop", ("(2 of 2)", "3 times; exit code 3"), "oars logs demo demo-worker"),
-    ("crash_once", "HeadLost", ("The head died (exit code 1).",), "`oars logs demo head -n team`"),
+    ("crash_once", "HeadLost", ("The head died (exit code 1); all results of the cluster are lost.",),
+     "`oars logs demo head -n team`"),
     ("module_missing", "CrashLoop", ("the Python module pandas_of_mine is missing",), "use an image"),
     ("no_dns", "NoDns", ("DNS cannot resolve the name demo-head",), "kube-dns"),
-    ("oom", "OOMKilled", ("(2 of 2)", "the limit is 64Mi"), "more `memory`"),
-    ("oom_back", "OOMKilled", ("The head", "the limit is 64Mi", "and restarted"), "more `memory`"),
-    ("init_fails", "CrashLoop", ("container fetch; 2 times; exit code 4",), "oars logs demo head -n team -c fetch`"),
+    ("oom", "OOMKilled", ("(2 of 2)", "the limit is 64Mi"), "more `memory` than 64Mi, or process less"),
+    ("oom_back", "OOMKilled", ("The head", "the limit is 64Mi", "and restarted; all results of the cluster are lost"),
+     "more `memory`"),
+    ("init_fails", "CrashLoop", ("container fetch; 2 times; exit code 4",), "oars logs demo head -c fetch -n team`"),
     ("init_oom", "OOMKilled", ("container fetch; the limit is 64Mi",), "Give container fetch more memory in `pod`"),
-    ("sidecar_dies", "CrashLoop", ("Worker pod", "container agent;", "exit code 5"), " -c agent`"),
+    ("sidecar_dies", "CrashLoop", ("Worker pod", "container agent;", "exit code 5"), " -c agent -n team`"),
     ("liveness", "Replaced", ("liveness probe", "restarted: raylet is dead"), "log"),
     ("readiness", "ProbeFails", ("The head", "readiness probe", "8787/health", "connection refused"), "log"),
     # pods that Kubernetes removed
@@ -142,6 +144,24 @@ def test_every_recording_is_used() -> None:
 def test_healthy_cluster_has_no_causes() -> None:
     assert causes(recorded("healthy"), "team") == ()
     assert causes(Snapshot(), "team") == ()
+
+
+def test_worker_that_ends_normally_explains_itself_only_while_there_is_a_head() -> None:
+    """Workers end with exit code 0 when their head is replaced."""
+    text = json.dumps(json.loads((DATA / "crash_loop.json").read_text()))
+    data = json.loads(text.replace('"exitCode": 3', '"exitCode": 0'))
+    workers = [pod for pod in data["pods"] if pod["metadata"]["labels"]["oars.dev/group"] != "head"]
+    head = next(pod for pod in recorded("healthy").pods if pod["metadata"]["labels"]["oars.dev/group"] == "head")
+    assert causes(Snapshot(pods=workers), "team") == ()
+    assert "exit code 0" in only(Snapshot(pods=[head, *workers])).message
+
+
+def test_missing_secret_of_the_cluster_itself_needs_no_action() -> None:
+    text = json.dumps(json.loads((DATA / "mount_missing.json").read_text()))
+    data = json.loads(text.replace("certificates", "demo-oars"))
+    found = only(Snapshot(**{key: value for key, value in data.items() if key != "log_tails"}))
+    assert "Secret demo-oars does not exist" in found.message
+    assert found.hint == "Oars creates the Secret again."
 
 
 def test_most_severe_cause_comes_first_and_head_before_workers() -> None:
@@ -274,7 +294,7 @@ def test_failed_probe_names_its_container() -> None:
     events = [{**event, **about} for event in snapshot.events]
     tails = {(name, "agent"): ("of the agent",), (name, "head"): ("of the head",)}
     found = only(Snapshot(pods=[pod], events=events, log_tails=tails))
-    assert "readiness probe (container agent): " in found.message and found.hint.endswith(" head -n team -c agent`.")
+    assert "readiness probe (container agent): " in found.message and found.hint.endswith(" head -c agent -n team`.")
     assert found.lines == ("of the agent",)
     assert causes(Snapshot(pods=[changed(pod, "agent", ready=True)], events=events), "team") == ()
 

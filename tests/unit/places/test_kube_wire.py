@@ -1,10 +1,10 @@
-"""Where the members of a cluster are, as its engine is told."""
+"""The addresses of members that the engine gets."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import cast
 
@@ -29,7 +29,9 @@ def addresses(*members: Member, workers: int | None = 1) -> dict[MemberId, dict[
 
 def wire(*members: Member, workers: int | None = 1) -> KubeWire:
     desired = cluster("mars", workers=workers or [])
-    return KubeWire(desired, members, "demo-head-1", Reach(cast(Client, None), "lab"), "token")
+    return KubeWire(
+        desired, members, "demo-head-1", Reach(cast(Client, None), "lab"), {"control": b"known", "token": b"secret"}
+    )
 
 
 def test_the_head_and_workers_have_the_ports_of_their_groups() -> None:
@@ -39,12 +41,19 @@ def test_the_head_and_workers_have_the_ports_of_their_groups() -> None:
 
 
 @pytest.mark.parametrize("group", ["default@0123456789", "removed", "removed@0123456789"])
-def test_workers_of_a_group_that_is_no_longer_described_are_reached_to_be_emptied(group: str) -> None:
+def test_worker_of_an_older_or_removed_group_has_an_address(group: str) -> None:
     assert addresses(member("a", group))[MemberId("a")]["worker"] == "10.0.0.1:7105"
 
 
 def test_member_without_an_address_is_not_listed() -> None:
     assert addresses(member("a", "default", "")) == {}
+
+
+def test_workers_that_are_being_deleted_are_current_but_have_no_address() -> None:
+    """Mars must not take a worker for dead while it hands over its data, nor must it be drained again."""
+    pods = Reach(cast(Client, None), "lab")
+    found = KubeWire(cluster("mars"), (member("a", "default"),), "demo-head-1", pods, {}, {MemberId("b"): "uid-b"})
+    assert found.incarnations == {"a": "", "b": "uid-b"} and list(found.addresses) == ["a"]
 
 
 # the way to a head
@@ -138,6 +147,26 @@ def test_helper_reply_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(wire(member(HEAD, "head")).ask("", {}))
 
 
+def test_each_port_gets_its_own_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, Mapping[str, str]]] = []
+
+    async def request(address: str, path: str, method: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+        sent.append((address, headers))
+        return b'{"ok": 1}'
+
+    dialling(monkeypatch)
+    monkeypatch.setattr("oars.places.kube.wire.request", request)
+    way = wire(member(HEAD, "head"))
+    asyncio.run(way.http("web", "/"))
+    asyncio.run(way.http("supervisor", "/"))
+    asyncio.run(way.ask("", {}))
+    assert sent == [
+        ("10.0.0.1:7104", {"Authorization": "Bearer secret"}),
+        ("10.0.0.1:7103", {}),
+        (f"10.0.0.1:{names.HELPER_PORT}", {"Authorization": "Bearer known"}),
+    ]
+
+
 HERE = "127.0.0.1"
 
 
@@ -168,7 +197,7 @@ def is_open(address: str) -> bool:
     return False
 
 
-def test_where_a_dial_is_refused_a_forward_leads_there_until_somebody_listens() -> None:
+def test_refused_connection_is_replaced_by_a_port_forward_until_the_port_listens() -> None:
     """A firewall may refuse as well as a head that does not listen yet."""
 
     async def story() -> None:
@@ -185,13 +214,13 @@ def test_where_a_dial_is_refused_a_forward_leads_there_until_somebody_listens() 
     asyncio.run(story())
 
 
-def test_inside_the_cluster_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inside_the_cluster_addresses_are_used_without_a_test_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = dialling(monkeypatch, ConnectionRefusedError())
     assert asyncio.run(reaching(forward=False).address("a", HERE, 1)) == f"{HERE}:1"
     assert dialled == []
 
 
-def test_that_there_is_no_way_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_address_is_dialled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         reach = reaching()
         for _ in range(2):
@@ -201,6 +230,25 @@ def test_that_there_is_no_way_is_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     dialled = dialling(monkeypatch, OSError(113, "No route to host"))
     asyncio.run(story())
     assert len(dialled) == 1
+
+
+def test_each_port_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NetworkPolicy may admit us to the engine's ports and not to the helper's."""
+
+    async def dial(host: str, port: int) -> tuple[None, Opened]:
+        if port == names.HELPER_PORT:
+            raise TimeoutError
+        return None, Opened()
+
+    async def story() -> None:
+        reach = reaching()
+        for _ in range(2):
+            assert await reach.address("a", "10.0.0.1", 8787) == "10.0.0.1:8787"
+            assert (await reach.address("a", "10.0.0.1", names.HELPER_PORT)).startswith(HERE)
+        await reach.close()
+
+    monkeypatch.setattr("oars.places.kube.wire.asyncio.open_connection", dial)
+    asyncio.run(story())
 
 
 def test_forwards_to_a_head_that_was_replaced_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

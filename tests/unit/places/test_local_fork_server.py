@@ -61,7 +61,7 @@ def test_forked_member_shows_its_label(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_one_that_does_not_get_the_processor_is_waited_for(tmp_path: Path) -> None:
+def test_exit_status_is_awaited_while_the_fork_server_is_stopped(tmp_path: Path) -> None:
     async def story() -> None:
         async with fork_server(tmp_path) as (made, pid):
             made._process.send_signal(signal.SIGSTOP)
@@ -69,6 +69,18 @@ def test_one_that_does_not_get_the_processor_is_waited_for(tmp_path: Path) -> No
             assert made.exit_of(pid) is None, "it will be announced"
             made._process.send_signal(signal.SIGCONT)
             assert await announced(made, pid) == Exit("was killed by SIGKILL", -signal.SIGKILL)
+
+    asyncio.run(story())
+
+
+def test_death_by_a_real_time_signal_is_reported(tmp_path: Path) -> None:
+    """Such a signal has no name in Python. The fork server's client goes on."""
+
+    async def story() -> None:
+        async with fork_server(tmp_path) as (made, pid):
+            os.kill(pid, 40)
+            assert await announced(made, pid) == Exit("was killed by signal 40", -40)
+            assert made.alive
 
     asyncio.run(story())
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from oars import engines
+from oars.base import codec
 from oars.base.errors import NameInUse, NotFound, OarsError, Replaced, StartFailed
 from oars.model import Cause, Failure, LoopState, MemberId, Retiring, Role
 from oars.places.intent import Intent
 from oars.places.local import logs, ports
 from oars.places.local.defaults import defaults
-from oars.places.local.process import boot_id, exit_from_status, gone, identify, marked, send
+from oars.places.local.host import this_host
+from oars.places.local.machine import remove_litter
+from oars.places.local.process import exit_from_status, gone, identify, marked, send
 from oars.places.local.store import ClusterRecord, Store
 from oars.places.process.ledger import Entry, Ledger, read_ledger, write_ledger
 from oars.places.process.machine import Exit
@@ -28,6 +35,7 @@ from oars.places.report import Report
 from oars.plan.desired import build
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import Phase, Status
+from tests.unit.undeletable import undeletable
 
 W0 = MemberId("worker-0")
 
@@ -35,7 +43,7 @@ W0 = MemberId("worker-0")
 def record(name: str = "demo") -> ClusterRecord:
     spec = ClusterSpec.model_validate({"engine": "toy"})
     desired = build(name, spec, engines.get("toy"), defaults(spec, 2**33))
-    return ClusterRecord(name, Intent({"engine": "toy"}), desired, "python", "mark", 1.0, boot=boot_id())
+    return ClusterRecord(name, Intent({"engine": "toy"}), desired, "python", "mark", 1.0, host=this_host())
 
 
 class TestIdentity:
@@ -75,6 +83,9 @@ class TestIdentity:
             (9, Exit("was killed by SIGKILL", -9)),
             (256, Exit("exited with code 1", 1)),
             (0, Exit("exited with code 0", 0)),
+            (34, Exit("was killed by SIGRTMIN", -34)),
+            (40, Exit("was killed by signal 40", -40)),
+            (64, Exit("was killed by SIGRTMAX", -64)),
         ],
     )
     def test_exit_status_is_described(self, status: int, expected: Exit) -> None:
@@ -111,9 +122,9 @@ class TestPorts:
 
 
 class TestLogs:
-    def lines(self, path: Path, tail: int | None = None) -> list[str]:
+    def lines(self, path: Path, tail: int | None = None, since: float | None = None) -> list[str]:
         async def collect() -> list[str]:
-            return [line async for line in logs.lines(path, tail=tail)]
+            return [line async for line in logs.lines(path, tail=tail, since=since)]
 
         return asyncio.run(collect())
 
@@ -123,6 +134,30 @@ class TestLogs:
         path.write_bytes(b"one\ntwo\nthr\xffee")
         assert self.lines(path) == ["one", "two", "thr\ufffdee"]
         assert self.lines(path, tail=2) == ["two", "thr\ufffdee"]
+
+    @pytest.mark.parametrize(
+        ("since", "tail", "shown"),
+        [
+            ("2026-03-01 00:00:00", None, ["2026-03-01 10:00:00,5 - one", "more", "[2026-03-01 11:00:00] two"]),
+            ("2026-03-01 10:00:00", None, ["2026-03-01 10:00:00,5 - one", "more", "[2026-03-01 11:00:00] two"]),
+            ("2026-03-01 10:00:01", None, ["[2026-03-01 11:00:00] two"]),
+            ("2026-03-01 10:00:00", 2, ["more", "[2026-03-01 11:00:00] two"]),
+            ("2026-03-01 10:00:00", 0, []),
+            ("2026-03-01 11:00:01", None, []),
+        ],
+    )
+    def test_lines_since_a_time(self, since: str, tail: int | None, shown: list[str], tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        path.write_text("begin\n2026-03-01 10:00:00,5 - one\nmore\n[2026-03-01 11:00:00] two\n")
+        at = datetime.fromisoformat(since).timestamp()
+        assert self.lines(path, tail, at) == shown
+
+    def test_log_without_times_is_shown_if_it_was_written_since(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.log"
+        path.write_text("one\n2026-13-99 10:00:00 is no time\n")
+        os.utime(path, (1000.0, 1000.0))
+        assert len(self.lines(path, since=1000.0)) == 2 and self.lines(path, since=1001.0) == []
+        assert self.lines(tmp_path / "missing.log", since=0.0) == []
 
     def test_follow_ends_when_the_file_is_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "x.log"
@@ -181,13 +216,23 @@ class TestStore:
         store.create(record(), {})
         assert not list(own_state.rglob("token"))
 
+    def test_file_that_cannot_be_removed_does_not_block_the_name(self, own_state: Path) -> None:
+        store = Store(own_state)
+        directory = store.create(record(), {})
+        with undeletable(directory.path / "busy"):
+            directory.remove()
+            assert store.names() == [] and list(own_state.glob(".removed-*"))
+            assert store.create(record(), {}).read() == record()
+        store.remove_leftovers()
+        assert not list(own_state.glob(".removed-*"))
+
     def test_directory_of_another_cluster_is_not_removed(self, own_state: Path) -> None:
         store = Store(own_state)
         store.create(record(), {})
         store.cluster("demo", "older").remove()
         assert store.cluster("demo").read() == record()
 
-    def test_another_that_has_the_name_is_not_the_one_that_is_meant(self, own_state: Path) -> None:
+    def test_change_of_a_replaced_cluster_is_refused(self, own_state: Path) -> None:
         store = Store(own_state)
         store.create(record(), {})
         assert store.cluster("demo", "mark").exists and not store.cluster("demo", "older").exists
@@ -202,6 +247,25 @@ class TestStore:
             store.cluster("demo").read()
         assert store.cluster("demo").read_report() is None
 
+    def test_mode_of_an_existing_directory_is_left_alone(self, tmp_path: Path) -> None:
+        """OARS_STATE_DIR may be a directory of the user's, such as /tmp."""
+        tmp_path.chmod(0o1777)
+        Store(tmp_path).create(record(), {})
+        assert tmp_path.stat().st_mode & 0o7777 == 0o1777
+        assert (tmp_path / "clusters").stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": {"x": {"id": 3}}}'], ids=str)
+    def test_damaged_ledger_of_another_cluster_stops_nobody(self, own_state: Path, text: str) -> None:
+        """An empty file is what a power cut may leave."""
+        store = Store(own_state)
+        store.create(record("broken"), {}).ledger_file.write_text(text)
+        sound = store.create(record("sound"), {})
+        entry = Entry(W0, Role.WORKER, "default", ports={"client": 20001})
+        newer = {"entries": {W0: {**codec.dump(entry), "a_new_field": 1}}, "another": {}}  # of a newer Oars
+        sound.ledger_file.write_text(json.dumps(newer))
+        with store.create(record("new"), {}).claim_ports() as claimed:
+            assert claimed == {20001}
+
     def test_unusable_state_directory_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(OarsError, match="cannot be written") as caught:
@@ -213,3 +277,50 @@ class TestStore:
         report = Report(Status("demo", "toy", "local", Phase.READY, generation=3), (Cause("R", "m", "t", ("l",)),))
         directory.write_report(report)
         assert directory.read_report() == report
+
+
+class TestLitter:
+    """Files with predictable names in a directory that all users share, such as /tmp."""
+
+    @pytest.fixture
+    def shared(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as name:
+            os.chmod(name, 0o1777)
+            yield Path(name)
+
+    def test_leftovers_are_removed(self, shared: Path) -> None:
+        (shared / "x-m-1").touch()
+        (shared / "x-m-2").mkdir()
+        (shared / "x-m-3").symlink_to("nowhere")
+        (shared / "x-other-1").touch()
+        remove_litter([f"{shared}/x-$(tag)", f"{shared}/nothing-$(tag)"], "m-*")
+        assert os.listdir(shared) == ["x-other-1"]
+
+    def test_files_of_another_user_stay_and_stop_nothing(self, shared: Path) -> None:
+        (shared / "x-m-1").touch()
+        (shared / "x-m-2").mkdir()
+        (shared / "x-m-3").symlink_to("nowhere")
+        for path in shared.iterdir():
+            os.chown(path, 12345, 12345, follow_symlinks=False)
+        (shared / "x-m-4").touch()
+        remove_litter([f"{shared}/x-$(tag)"], "m-*")
+        assert sorted(os.listdir(shared)) == ["x-m-1", "x-m-2", "x-m-3"]
+
+    def test_refused_removal_stops_nothing(self, shared: Path) -> None:
+        """In a child that is not root: root may remove everything."""
+        for name, uid in (("x-m-1", 12345), ("x-m-2", 12345), ("x-m-3", 0)):
+            (shared / name).touch()
+            os.chown(shared / name, uid, uid)
+        os.chown(shared, 12346, 12346)
+        os.chmod(shared, 0o755)  # the child owns some of the files but may not remove any
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setuid(12345)
+                remove_litter([f"{shared}/x-$(tag)"], "m-*")
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(os.listdir(shared)) == 3

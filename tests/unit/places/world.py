@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
-from oars.kube.kinds import DEPLOYMENT, POD, Kind
+from oars.kube.kinds import DEPLOYMENT, POD, SECRET, Kind
 from oars.model import HEAD, Cause, Desired, Ensure, LoopState, MemberId, Observed, Remove, Retiring
 from oars.places.kube import names
 from oars.places.kube.place import KubePlace, Setting
@@ -34,10 +34,12 @@ class World:
     ) -> None:
         self.owner = OWNER
         self.now = 10_000.0
+        self.clock_step = 0.0  # how far the wall clock is off
         self.state = LoopState()
         self.writes: list[str] = []
         self.refusal: ApiError | None = None
-        self.kinds = {"PodDisruptionBudget": False}  # what the watches show; any other kind exists
+        # What the watches show; None: the kind is not watched. Any other kind exists.
+        self.kinds: dict[str, bool | None] = {"PodDisruptionBudget": False}
         self.desired = desired or cluster(workers=2)
         self.running: dict[str, Object] = {}
         self.stored: dict[tuple[str, str], Object] = {}  # objects of other kinds
@@ -59,7 +61,12 @@ class World:
     def reopen(self) -> None:
         """Another process takes over."""
         client = cast(Client, self)
-        self.place = KubePlace(Setting(client, self, self, Reach(client, "lab")), "lab", lambda: self.now)
+        self.place = KubePlace(
+            Setting(client, self, self, Reach(client, "lab")),
+            "lab",
+            lambda: self.now + self.clock_step,
+            lambda: self.now,
+        )
 
     @property
     def revision(self) -> str:
@@ -85,7 +92,7 @@ class World:
     def deployments(self) -> list[Object]:
         return list(self.running.values())
 
-    def has(self, kind: str, name: str) -> bool:
+    def has(self, kind: str, name: str) -> bool | None:
         return self.kinds.get(kind, True)
 
     # as the root
@@ -102,6 +109,12 @@ class World:
             self.running[name]["spec"] |= body.get("spec", {})
             self.running[name]["metadata"]["annotations"] |= body.get("metadata", {}).get("annotations", {})
             return self.running[name]
+        if kind is SECRET:
+            found = self.stored["Secret", name]
+            annotations = {**found["metadata"].get("annotations", {}), **body["metadata"]["annotations"]}
+            found["metadata"] = {**found["metadata"], "annotations": annotations, "resourceVersion": "2"}
+            found["data"] |= body["data"]
+            return found
         assert kind is POD
         self.of_name[name]["metadata"]["annotations"] |= body["metadata"]["annotations"]
         return self.of_name[name]
@@ -114,12 +127,19 @@ class World:
             kept = {key: before["metadata"][key] for key in ("uid", "resourceVersion", "generation")}
             self.running[name] = {**before, **obj, "metadata": {**obj["metadata"], **kept}}
             return self.running[name]
-        self.kinds[obj["kind"]] = True
-        return obj
+        self.kinds[obj["kind"]] = None if self.kinds.get(obj["kind"], True) is None else True
+        return self._store(obj)
 
     async def create(self, obj: Object) -> Object:
         self._write("create", obj["kind"], obj["metadata"]["name"])
-        return obj
+        return self._store(obj)
+
+    def _store(self, obj: Object) -> Object:
+        """As the API server returns it."""
+        key = (obj["kind"], obj["metadata"]["name"])
+        metadata = {"uid": "-".join(key), "resourceVersion": "1", **obj["metadata"]}
+        self.stored[key] = {**obj, "metadata": metadata}
+        return self.stored[key]
 
     async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str = "") -> bool:
         self._write("delete", kind.kind, name)

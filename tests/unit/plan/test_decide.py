@@ -57,6 +57,34 @@ def test_from_nothing_everything_starts_at_once() -> None:
     assert isinstance(second, Ensure) and second.members == (W0, W1, W2)
 
 
+def test_workers_start_when_the_head_has_its_room() -> None:
+    waiting = replace(head(MemberState.WAITING), incarnation="")
+    for members in ((), (waiting,)):
+        assert [step.members for step in decided(Observed(members, has_head_room=False)).steps] == [(HEAD,)]
+    assert len(decided(Observed((waiting,))).steps) == 2
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_workers_leave_if_the_head_finds_no_room(epoch: int) -> None:
+    blocked = replace(head(MemberState.WAITING), incarnation="", blocked="no node has room")
+    workers = [replace(worker(number, state), head_epoch=epoch) for number, state in enumerate(MemberState)]
+    observed = Observed((blocked, *workers), LoopState(head_epoch=epoch), has_head_room=False)
+    ensured, removed = decided(observed, View()).steps
+    assert isinstance(ensured, Ensure) and ensured.members == (HEAD,)
+    assert removed == Remove((W0, W1), "they have no head", grace=0.0)
+
+
+def test_lost_head_is_remembered_for_a_while() -> None:
+    """A pod that was deleted leaves no death."""
+    another = replace(head(), incarnation="2")
+    state = decided(observe(another)).state
+    assert (state.head_epoch, state.head_lost_at) == (1, NOW)
+    for later, expected in ((NOW + module.REMEMBER - 1, NOW), (NOW + module.REMEMBER, None)):
+        assert decide(desired(), observe(another, state=state), View(), later).state.head_lost_at == expected
+    ahead = replace(state, head_lost_at=NOW + 999)
+    assert decided(observe(another, state=ahead)).state.head_lost_at == NOW, "the clock was set back"
+
+
 def test_at_rest_every_group_is_ensured_and_nothing_changes() -> None:
     observed = observe(head(), worker(0), worker(1), worker(2))
     decision = decided(observed)
@@ -107,7 +135,7 @@ def test_member_that_keeps_dying_waits_longer_each_time(deaths: int, pause: floa
     assert isinstance(step, Ensure) and W1 in step.members
 
 
-def test_deaths_are_counted_anew_after_a_good_run() -> None:
+def test_count_of_deaths_starts_again_after_a_good_run() -> None:
     before = Failure(5, NOW - 100, NOW - 90, "old", "ended")
     dead = replace(worker(1, MemberState.EXITED), started_at=NOW - module.STABLE - 1)
     observed = observe(head(), worker(0), dead, worker(2), state=replace(STEADY, failures={W1: before}))
@@ -150,6 +178,39 @@ def test_worker_that_never_joins_the_head_is_replaced(seconds: float, replaced: 
     view = replace(view_of(observed), members={W0: BUSY, W2: BUSY}, unlisted={W1: seconds})
     removed = [step.members for step in decided(observed, view).steps if isinstance(step, Remove)]
     assert removed == ([(W1,)] if replaced else [])
+
+
+def test_worker_that_the_place_started_after_the_new_head_stays_though_the_loss_was_recorded() -> None:
+    """The loop recorded the loss of the head and died; the place started the head and one worker meanwhile."""
+    later = replace(worker(0), started_at=NOW - 5)
+    new = replace(head(), incarnation="9", started_at=NOW - 10)
+    observed = observe(new, later, worker(1), state=LoopState(head="", head_epoch=1))
+    decision = decide(desired(2), observed, view_of(observed), NOW)
+    removed = [step.members for step in decision.steps if isinstance(step, Remove)]
+    assert removed == [(worker(1).id,)]
+    assert decision.state.head_epoch == 1
+
+
+def test_worker_that_the_place_starts_after_the_new_head_stays() -> None:
+    """Its Deployment keeps the template of an earlier epoch, because others from it have joined the new head."""
+    new = replace(head(), incarnation="9", started_at=NOW - 10)
+    starting = replace(worker(1, MemberState.WAITING), started_at=0.0, created_at=NOW - 5)
+    earlier = replace(worker(2, MemberState.WAITING), started_at=0.0, created_at=NOW - 50)
+    observed = observe(new, worker(0), starting, earlier, state=LoopState(head="9", head_epoch=1))
+    decision = decide(desired(3), observed, View(joined=frozenset({W0})), NOW)
+    assert [step.members for step in decision.steps if isinstance(step, Remove)] == [(W2,)]
+
+
+@pytest.mark.parametrize("is_up", [True, False], ids=["the head answers", "the head is silent"])
+def test_worker_that_joined_the_new_head_stays_though_it_was_started_for_an_earlier_one(is_up: bool) -> None:
+    """The loop recorded the loss of the head and died. Workers that had waited for a head joined the next one."""
+    new = replace(head(), incarnation="9", started_at=NOW - 10)
+    observed = observe(new, worker(0), worker(1), state=LoopState(head="", head_epoch=1))
+    view = replace(view_of(observed) if is_up else View(), joined=frozenset({W0}))
+    decision = decide(desired(2), observed, view, NOW)
+    assert [step.members for step in decision.steps if isinstance(step, Remove)] == [(W1,)]
+    (ensure,) = [step for step in decision.steps if isinstance(step, Ensure) and step.group.role is Role.WORKER]
+    assert W0 in ensure.members and len(ensure.members) == 2
 
 
 def test_workers_that_started_after_a_new_head_stay() -> None:
@@ -265,6 +326,38 @@ class TestScaleDown:
         assert changes_of(observed) == (Drain((MemberId("gpu-0"),)),)
 
 
+def test_worker_that_is_removed_on_purpose_takes_its_failures_along() -> None:
+    """Scaled to 0 and up again, it is another worker: `why` must not say that it was replaced."""
+    failures = {
+        W0: Failure(3, NOW - 5, NOW - 5, "1", "was killed"),
+        W1: Failure(1, NOW - 5, NOW - 5, "1", "was killed"),
+    }
+    leaving = {W0: Retiring(NOW, drained=True)}
+    observed = observe(head(), worker(0), worker(1), state=replace(STEADY, failures=failures, retiring=leaving))
+    decision = decide(desired(1), observed, view_of(observed), NOW)
+    assert changes(decision, observed) == (Remove((W0,), "no longer wanted"),)
+    assert list(decision.state.failures) == [W1]
+    state = replace(decision.state, retiring={})
+    again = decide(desired(2), observe(head(), worker(0), worker(1), state=state), view_of(observed), NOW)
+    assert list(again.state.failures) == [W1]
+
+
+def test_worker_that_leaves_keeps_its_failures_until_then() -> None:
+    failures = {W0: Failure(3, NOW - 5, NOW - 5, "1", "was killed")}
+    observed = observe(head(), worker(0), state=replace(STEADY, failures=failures))
+    decision = decide(desired(0), observed, view_of(observed), NOW)
+    assert changes(decision, observed) == (Drain((W0,)),)
+    assert decision.state.failures == failures
+
+
+def test_workers_of_a_lost_head_keep_their_failures() -> None:
+    failures = {W0: Failure(3, NOW - 5, NOW - 5, "1", "was killed")}
+    observed = observe(replace(head(), incarnation="9"), worker(0), state=replace(STEADY, failures=failures))
+    decision = decide(desired(1), observed, view_of(observed), NOW)
+    assert Remove((W0,), "they have no head", grace=0.0) in decision.steps
+    assert decision.state.failures == failures
+
+
 def test_stopping_removes_everyone_together() -> None:
     (step,) = decided(observe(head(), worker(0)), running=False).steps
     assert isinstance(step, Remove) and set(step.members) == {HEAD, W0} and step.grace is None
@@ -376,3 +469,60 @@ def test_thousands_of_deaths_give_the_longest_pause() -> None:
     deaths = {W1: Death("9", NOW, NOW, "exited with code 1", count=5000)}
     observed = Observed((head(), worker(0), dead, worker(2)), LoopState(head="1"), deaths)
     assert decide(desired(), observed, view_of(observed), NOW).state.failures[W1].until == NOW + module.LONGEST_PAUSE
+
+
+class TestClockSteps:
+    """Times were recorded before the clock was set, or by a node whose clock differs."""
+
+    DEAD = worker(1, MemberState.EXITED)
+    FAILURE = Failure(4, NOW, NOW + 4.0, DEAD.incarnation, "was killed")
+    OBSERVED = Observed((head(), worker(0), DEAD, worker(2)), LoopState(failures={W1: FAILURE}, head="1"))
+
+    def started(self, observed: Observed, now: float) -> bool:
+        decision = decide(desired(), observed, view_of(observed), now)
+        return any(W1 in step.members for step in decision.steps if isinstance(step, Ensure))
+
+    def test_without_a_step_the_pause_is_kept(self) -> None:
+        assert not self.started(self.OBSERVED, NOW + 3.9)
+        assert self.started(self.OBSERVED, NOW + 4.1)
+
+    @pytest.mark.parametrize("step", [-1.0, -3600.0, -1e9])
+    def test_dead_member_does_not_stay_dead_if_the_clock_goes_back(self, step: float) -> None:
+        now = NOW + step
+        decision = decide(desired(), self.OBSERVED, view_of(self.OBSERVED), now)
+        assert decision.state.failures[W1] == replace(self.FAILURE, last=now, until=now + 4.0)
+        assert decision.pause.seconds <= 4.0
+        later = replace(self.OBSERVED, state=decision.state)
+        assert not self.started(later, now + 3.9), "the whole pause, but no longer"
+        assert self.started(later, now + 4.1)
+
+    def test_early_start_is_all_that_a_step_forward_causes(self) -> None:
+        decision = decide(desired(), self.OBSERVED, view_of(self.OBSERVED), NOW + 1e6)
+        assert not [step for step in decision.steps if isinstance(step, Remove | Drain)]
+        assert self.started(self.OBSERVED, NOW + 1e6)
+
+    def test_death_in_the_future_counts_as_now(self) -> None:
+        """As reported by a node whose clock is ahead."""
+        death = Death(self.DEAD.incarnation, NOW + 3600, NOW + 3600 - 5, "was killed", count=5)
+        observed = Observed(self.OBSERVED.members, LoopState(head="1"), {W1: death})
+        found = decide(desired(), observed, view_of(observed), NOW).state.failures[W1]
+        assert (found.count, found.last, found.until) == (5, NOW, NOW + 8.0)
+
+    def test_failures_are_forgotten_in_time(self) -> None:
+        now = NOW - 3600
+        decision = decide(desired(), self.OBSERVED, view_of(self.OBSERVED), now)
+        again = Observed((head(), worker(0), worker(1), worker(2)), decision.state)
+        assert decide(desired(), again, view_of(again), now + module.REMEMBER + 1).state.failures == {}
+
+    @pytest.mark.parametrize("step", [-3600.0, 0.0])
+    def test_cluster_settles_after_a_step_back(self, step: float) -> None:
+        ready = Observed((head(), worker(0), worker(1), worker(2)), LoopState(head="1", ready_since=NOW))
+        state = decide(desired(), ready, view_of(ready), NOW + step).state
+        later = decide(desired(), replace(ready, state=state), view_of(ready), NOW + step + module.SETTLED)
+        (first, *_) = later.steps
+        assert isinstance(first, Ensure) and first.settled
+
+    def test_retiring_worker_has_a_past(self) -> None:
+        state = LoopState(head="1", retiring={W3: Retiring(NOW + 3600)})
+        observed = Observed((head(), worker(0), worker(1), worker(2), worker(3)), state)
+        assert decide(desired(), observed, view_of(observed), NOW).state.retiring[W3].since == NOW

@@ -1,5 +1,5 @@
-"""Whatever sequence of crashes, scalings and deaths of the loop itself: decide converges, never has more active workers
-than desired, never removes a live worker that was not drained, and writes nothing at rest."""
+"""Whatever sequence of crashes, scalings, steps of the clock and deaths of the loop itself: decide converges, never has
+more active workers than desired, never removes a live worker that was not drained, and writes nothing at rest."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ COMMON = [
     st.tuples(st.just("crash head"), st.just(0)),
     st.tuples(st.sampled_from(FLAGS), st.integers(0, 1)),
     st.tuples(st.just("time passes"), st.integers(0, 90)),
+    st.tuples(st.just("clock steps"), st.sampled_from([-86400, -3600, -61, -5, 5, 61, 3600, 86400])),
     st.tuples(st.just("loop dies"), st.integers(0, 3)),
     st.tuples(st.just("loop dies after a drain"), st.just(0)),
     st.tuples(st.just("serve again"), st.just(0)),

@@ -1,5 +1,5 @@
-"""The model carries what is not built yet: drivers that end with an exit code, and workers scaled by demand. Toy parts
-around the real loop."""
+"""The loop with toy parts around it: workers scaled by demand; and drivers that end with an exit code, which no place
+starts yet."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import pytest
 
-from oars.control.loop import Loop, Scale
+from oars.control.loop import Loop
 from oars.engines.base import Engine, Wire
 from oars.model import (
     HEAD,
+    Autoscale,
     Demand,
     Desired,
     Drained,
+    DrainOutcome,
     Group,
-    LoopState,
     MemberId,
     MemberState,
     MemberView,
     Process,
-    Resources,
     Restart,
     Role,
     View,
@@ -31,7 +31,7 @@ from oars.model import (
 from oars.plan.decide import REMEMBER, STABLE
 from oars.spec.status import MemberStatus, Phase, Status
 from tests.memory_place import MemoryPlace, MemoryStore
-from tests.unit.plan.clusters import desired, with_replicas
+from tests.unit.plan.clusters import desired
 
 JOB = MemberId("job-0")
 
@@ -47,7 +47,8 @@ class ToyEngine:
     async def look(self, wire: Wire) -> View:
         running = [m for m in self.store.members.values() if m.state is MemberState.RUNNING and m.role is Role.WORKER]
         members = {m.id: MemberView(True, incarnation=m.incarnation) for m in running if m.id not in self.drained}
-        return View(up=True, members=members, demand=(Demand(Resources(), self.tasks),))
+        demand = Demand({"cpu": 1}, self.tasks, running=min(self.tasks, len(members)))
+        return View(up=True, members=members, demand=(demand,))
 
     async def reconcile(self, wire: Wire, view: View) -> None:
         return None
@@ -55,17 +56,17 @@ class ToyEngine:
     async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> list[Drained]:
         assert all(member in self.store.members for member in members), "removed before it was drained"
         self.drained += members
-        return [Drained(member, True) for member in members]
+        return [Drained(member, DrainOutcome.FINISHED) for member in members]
 
 
 class Cluster:
     """A loop over an in-memory place."""
 
-    def __init__(self, wanted: Desired, **options: Any) -> None:
+    def __init__(self, wanted: Desired) -> None:
         self.wanted = wanted
         self.store = MemoryStore(now=1000.0)
         self.engine = ToyEngine(self.store)
-        self.loop = Loop(MemoryPlace(self.store), cast(Engine, self.engine), lambda: self.store.now, **options)
+        self.loop = Loop(MemoryPlace(self.store), cast(Engine, self.engine), lambda: self.store.now)
 
     async def passes(self, count: int = 4, seconds: float = 2.0) -> Status:
         for _ in range(count):
@@ -158,38 +159,67 @@ class TestJobs:
         run(test)
 
 
-def by_demand(wanted: Desired, view: View, state: LoopState, now: float) -> Desired:
-    """One worker for each waiting task, and never fewer than the user wants."""
-    group = wanted.shape.workers[0]
-    needed = sum(demand.count for demand in view.demand)
-    return with_replicas(wanted, {group.name: max(group.replicas, needed)})
+def elastic(least: int, most: int, replicas: int = 0) -> Desired:
+    wanted = desired(replicas)
+    (group,) = wanted.shape.workers
+    group = replace(group, min=least, max=most)
+    return replace(wanted, shape=replace(wanted.shape, workers=(group,)), autoscale=Autoscale(True, 60.0))
 
 
 class TestAutoscaling:
     def test_workers_follow_the_demand_and_the_desired_state_is_untouched(self) -> None:
         async def test() -> None:
-            scale: Scale = by_demand
-            cluster = Cluster(desired(1), scale=scale)
-            assert (await cluster.passes()).wanted == 1
-            cluster.engine.tasks = 4
+            cluster = Cluster(elastic(1, 10))
             status = await cluster.passes()
+            assert (status.groups[0].wanted, status.groups[0].min, status.groups[0].max) == (1, 1, 10)
+            cluster.engine.tasks = 4
+            status = await cluster.passes(6)
             assert (status.phase, status.wanted, status.ready) == (Phase.READY, 4, 4)
-            assert cluster.workers() == {"worker-0", "worker-1", "worker-2", "worker-3"}
+            assert status.groups[0].reason and status.groups[0].message
             assert not cluster.engine.drained
             cluster.engine.tasks = 2
-            status = await cluster.passes(6)
+            status = await cluster.passes(20)
+            assert status.wanted == 4, "it keeps the most that it needed within the delay"
+            status = await cluster.passes(80)
             assert (status.phase, status.wanted, status.ready) == (Phase.READY, 2, 2)
             assert len(cluster.engine.drained) == 2, "workers are removed that were not drained"
             assert cluster.workers().isdisjoint(cluster.engine.drained) and len(cluster.workers()) == 2
             cluster.engine.tasks = 0
-            assert (await cluster.passes(6)).wanted == 1
-            assert cluster.wanted == desired(1)
+            assert (await cluster.passes(100)).wanted == 1
+            assert cluster.wanted == elastic(1, 10)
 
         run(test)
 
-    def test_lost_head_does_not_change_the_number_of_workers_in_the_spec(self) -> None:
+    def test_group_scales_from_zero_and_to_zero(self) -> None:
         async def test() -> None:
-            cluster = Cluster(desired(2), scale=by_demand)
+            cluster = Cluster(elastic(0, 5))
+            assert (await cluster.passes()).wanted == 0
+            cluster.engine.tasks = 3
+            assert (await cluster.passes(6)).ready == 3
+            cluster.engine.tasks = 0
+            assert (await cluster.passes(120)).ready == 0
+
+        run(test)
+
+    def test_number_set_by_hand_is_kept(self) -> None:
+        """By `kubectl scale`, or by another autoscaler."""
+
+        async def test() -> None:
+            cluster = Cluster(elastic(0, 10))
+            await cluster.passes()
+            cluster.wanted = elastic(0, 10, replicas=3)
+            status = await cluster.passes(6)
+            assert (status.wanted, status.ready, status.groups[0].reason) == (3, 3, "SetByHand")
+            status = await cluster.passes(120)
+            assert status.wanted == 3
+            cluster.wanted = elastic(0, 9, replicas=3)  # other bounds: somebody called `oars adapt`
+            assert (await cluster.passes(120)).wanted == 0
+
+        run(test)
+
+    def test_lost_head_does_not_change_the_number_of_workers(self) -> None:
+        async def test() -> None:
+            cluster = Cluster(elastic(2, 5))
             await cluster.passes()
             cluster.store.exit(HEAD, 1)
             status = await cluster.passes(8)

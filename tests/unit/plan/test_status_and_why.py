@@ -9,7 +9,23 @@ import pytest
 
 from oars.base import codec
 from oars.base.errors import OarsError
-from oars.model import HEAD, Cause, Failure, LoopState, MemberId, MemberState, Observed, Retiring, View
+from oars.model import (
+    HEAD,
+    Cause,
+    Demand,
+    Desired,
+    Failure,
+    LoopState,
+    Member,
+    MemberId,
+    MemberState,
+    Observed,
+    Resources,
+    Retiring,
+    View,
+)
+from oars.places.process.machine import UNKNOWN_EXIT
+from oars.plan.logs import telling_lines
 from oars.plan.status import failed, status
 from oars.plan.why import explain, pass_failure
 from oars.spec.status import GroupStatus, Phase, Status
@@ -46,6 +62,8 @@ def status_of(observed: Observed, view: View, running: bool = True) -> Status:
          Phase.FAILED, "CrashLoop"),
         (Observed((*ALL, worker(3)), LoopState(retiring={MemberId("worker-3"): Retiring(NOW)})), True, True,
          Phase.READY, "Draining"),
+        (Observed(ALL, LoopState(head_epoch=0, head_lost_at=NOW)), True, True, Phase.READY, "HeadReplaced"),
+        (Observed(ALL, is_head_leaving=True), True, True, Phase.STARTING, ""),
         (Observed(ALL), True, False, Phase.STOPPING, "Stopping"),
         (Observed(), True, False, Phase.STOPPED, ""),
     ],
@@ -55,10 +73,55 @@ def test_phase_and_reason(observed: Observed, up: bool, running: bool, phase: Ph
     assert (found.phase, found.reason) == (phase, reason)
 
 
+def test_head_that_answered_before_is_silent_and_not_starting() -> None:
+    found = status_of(Observed(ALL), View(message="no answer within 5 s", has_answered=True))
+    assert (found.phase, found.reason) == (Phase.DEGRADED, "HeadSilent")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "members", "demand", "message"),
+    [
+        (desired(0), (head(),), (Demand({}, 20),), "20 tasks wait, and the cluster has no workers."),
+        (
+            desired(0),
+            (head(),),
+            (Demand({}, 1), Demand({}, 5, floor=True)),
+            "1 task waits, and the cluster has no workers.",
+        ),
+        (desired(0), (head(),), (), ""),
+        (desired(0), (head(),), None, ""),  # the engine cannot tell
+        (desired(0), (head(),), (Demand({}, 3, running=1),), ""),  # the head takes tasks
+        (desired(0), (head(), worker(0)), (Demand({}, 3),), ""),  # it leaves, and says so itself
+        (desired(1), (head(),), (Demand({}, 3),), ""),  # it is about to start
+        (desired(0, gpu=1), (head(),), (Demand({}, 3),), ""),
+        (replace(desired(0), drain_all=True), (head(),), (Demand({}, 3),), ""),
+    ],
+)
+def test_work_that_waits_for_the_first_worker(
+    wanted: Desired, members: tuple[Member, ...], demand: tuple[Demand, ...] | None, message: str
+) -> None:
+    found = [c for c in explain(wanted, Observed(members), View(up=True, demand=demand)) if c.reason == "NoWorkers"]
+    assert [cause.message for cause in found] == ([message] if message else [])
+    assert all(cause.hint == "Add some, for example: `oars scale demo 1`." for cause in found)
+
+
+def test_autoscaling_adds_the_first_worker_by_itself() -> None:
+    wanted = desired(0)
+    groups = tuple(replace(group, min=0, max=4) for group in wanted.shape.workers)
+    wanted = replace(wanted, shape=replace(wanted.shape, workers=groups))
+    assert explain(wanted, Observed((head(),)), View(up=True, demand=(Demand({}, 3),))) == ()
+
+
+def test_unknown_end_reads_as_a_sentence() -> None:
+    unknown = replace(failure(1), reason=UNKNOWN_EXIT.reason)
+    (cause,) = explain(desired(), Observed(ALL, LoopState(failures={W0: unknown})), view_of(Observed(ALL)))
+    assert cause.message.startswith("worker-0 ended with an unknown exit status and was started again;")
+
+
 def test_json_form_is_stable() -> None:
     data = status_of(Observed(ALL), view_of(Observed(ALL))).to_dict()
     assert list(data) == ["name", "engine", "place", "phase", "reason", "message", "endpoints", "groups", "members",
-                          "mode", "namespace"]  # fmt: skip
+                          "mode", "namespace", "expires", "host", "created"]  # fmt: skip
     assert data["endpoints"] == {"client": "toy://x", "dashboard": ""}
     assert data["groups"] == [{"name": "default", "wanted": 3, "ready": 3}]
     assert list(data["members"][1]) == ["id", "role", "group", "phase", "address", "pid", "reason"]
@@ -158,3 +221,58 @@ def test_cause_of_a_failed_pass(error: Exception, reason: str, words: str) -> No
     cause = pass_failure(error, "keeper.log")
     assert cause.reason == reason and cause.message.endswith(words)
     assert cause.hint == getattr(error, "hint", "") or "with keeper.log" in cause.hint
+
+
+def test_death_says_what_is_lost_and_what_to_do() -> None:
+    observed = Observed(ALL, LoopState(failures={HEAD: failure(1), W0: failure(1)}))
+    lost_head, lost_worker = explain(desired(), observed, view_of(observed))
+    name = desired().name
+    assert lost_head.message == (
+        "head was killed by SIGKILL and was started again; all results of the cluster are lost."
+    )
+    assert lost_head.hint == (f"Connect your clients again and repeat the work. Read its log: `oars logs {name} head`.")
+    assert lost_worker.message == (
+        "worker-0 was killed by SIGKILL and was started again; results that only it held are lost or computed again."
+    )
+    assert lost_worker.hint == f"Read its log: `oars logs {name} worker-0`."
+
+
+@pytest.mark.parametrize(
+    ("lines", "telling"),
+    [
+        (["2026-11-18 01:52:14,094 - distributed.core - INFO - Threads: 1"], []),
+        (["2026-11-18 09:12:25,815\tSUCC scripts.py:1085 -- Ray runtime started."], []),
+        (["2026-11-18 09:12:25,815\tINFO scripts.py:1143 --   ray stop", "ValueError: x"], ["ValueError: x"]),
+        (["01:52:14,094 - a - ERROR - INFO was wrong"], ["01:52:14,094 - a - ERROR - INFO was wrong"]),
+        (["printed by a task: INFO"], ["printed by a task: INFO"]),
+        ([str(number) for number in range(20)], [str(number) for number in range(12, 20)]),
+    ],
+)  # fmt: skip
+def test_lines_of_every_healthy_start_explain_nothing(lines: list[str], telling: list[str]) -> None:
+    assert telling_lines(lines) == tuple(telling)
+
+
+@pytest.mark.parametrize(
+    ("reason", "tail", "message"),
+    [
+        ("ran out of memory and was killed by SIGKILL (the limit is 300Mi)", (),
+         "worker-0 ran out of memory and was killed by SIGKILL (the limit is 300Mi)"),
+        ("exited with code 137", ("Out of memory: 290 MiB in use, limit 285 MiB. This worker exits.",),
+         "worker-0 exited with code 137: it ran out of memory"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("state", [MemberState.EXITED, MemberState.RUNNING])
+def test_out_of_memory_is_named_with_the_figure_to_raise(
+    reason: str, tail: tuple[str, ...], message: str, count: int, state: MemberState
+) -> None:
+    wanted = desired()
+    (group,) = wanted.shape.workers
+    sized = replace(group, resources=Resources(memory=300 * 2**20))
+    wanted = replace(wanted, shape=replace(wanted.shape, workers=(sized,)))
+    died = Failure(count, NOW, NOW, "1", reason, tail)
+    observed = Observed((head(), worker(0, state), worker(1), worker(2)), LoopState(failures={W0: died}))
+    cause = explain(wanted, observed, view_of(observed))[0]
+    assert cause.reason == "OOMKilled"
+    assert message.partition(" ")[2].split(":")[0].split(" (")[0] in cause.message
+    assert cause.hint == f"Raise workers[{group.name}].memory, which is 300Mi, or process less data at a time."

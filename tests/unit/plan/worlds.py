@@ -202,7 +202,7 @@ class World(ABC):
                     self.crash(member)
             case "refuse drains" | "engine silent" | "stuck":
                 setattr(self, {"refuse drains": "refuse", "engine silent": "silent"}.get(event, event), bool(value))
-            case "time passes":
+            case "time passes" | "clock steps":
                 self.now += value
             case "loop dies":
                 self.dies_after = value
@@ -210,7 +210,7 @@ class World(ABC):
                 self.drain()  # the engine is done, and nobody hears of it
                 self.forget()
             case "serve again":
-                self.drained.clear()  # drained workers that still exist have joined anew
+                self.drained.clear()  # drained workers that still exist have joined again
 
 
 @dataclass
@@ -354,6 +354,10 @@ class PodWorld(World):
         count = self.restarts[member].count + 1 if member in self.restarts else 1
         self.restarts[member] = Death(f"{member}:{count}", self.now, before.started_at, "exited", count=count)
         self.members[member] = replace(before, state=MemberState.WAITING, reason="exited")
+
+    def settled(self) -> bool:
+        """Also that no Deployment replaces its pods: after a step of the clock they may seem to serve the new head."""
+        return super().settled() and all(each.head_epoch == self.state().head_epoch for each in self.workers())
 
     def evict(self, member: MemberId) -> None:
         """The pod disappears; its Deployment creates another."""

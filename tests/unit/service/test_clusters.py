@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import socket
 import time
@@ -16,7 +17,8 @@ from oars.base.errors import NotFound, SpecError, TimedOut, UsageError
 from oars.client.backend import Location, SupportsContainers, SupportsCopy, SupportsExec, SupportsForward
 from oars.client.kubernetes import KubeHandle
 from oars.client.local import LocalHandle
-from oars.places.kube.render.values import SECRETS
+from oars.kube.kinds import SECRET
+from oars.places.kube import names
 from oars.places.report import Report
 from oars.plan.changes import Change, Effect
 from oars.service import LogRequest, Service, clusters
@@ -101,7 +103,7 @@ def test_list_does_not_wait_for_a_silent_keeper(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(LocalHandle, "watch", silent)
     monkeypatch.setattr(clusters, "LIST_REPORT_SECONDS", 0.05)
     started = time.monotonic()
-    found = asyncio.run(Service(os.environ, Location("local")).list()).statuses
+    found = asyncio.run(Service(os.environ, Location("local")).list()).clusters
     assert time.monotonic() - started < 2
     assert [(each.phase, each.reason, each.ready) for each in found] == [(Phase.DEGRADED, "KeeperSilent", 2)] * 2
     assert "did not answer within 0 s" in found[0].message
@@ -149,8 +151,16 @@ async def forward(service: Service) -> None:
 @pytest.mark.parametrize(
     ("call", "reason", "hint"),
     [
-        (lambda s: s.copy_to("demo", Path("x"), "/x"), "there are no containers to copy from", "Use `cp`."),
-        (lambda s: s.copy_from("demo", "/x", Path("x")), "there are no containers to copy from", "Use `cp`."),
+        (
+            lambda s: s.copy_to("demo", Path("x"), "/y"),
+            "there are no containers to copy to",
+            "Its members use the files of the machine: `cp x /y`.",
+        ),
+        (
+            lambda s: s.copy_from("demo", "/y", Path("x")),
+            "there are no containers to copy from",
+            "Its members use the files of the machine: `cp /y x`.",
+        ),
         (
             lambda s: s.log_members("demo", LogRequest(container="c")),
             "its members have no containers",
@@ -170,18 +180,21 @@ def test_local_cluster_says_what_it_does_not_support(call: Call, reason: str, hi
 
 
 @pytest.mark.parametrize(
-    ("fields", "secret"),
+    ("fields", "token"),
     [
-        ({"engine": "ray"}, f"{SECRETS}/token"),
+        ({"engine": "mars"}, "known"),
+        ({"engine": "ray"}, "known"),
         ({"engine": "ray", "ray": {"auth": "none"}}, ""),
         ({"engine": "ray", "ray": {"dashboard": False}}, ""),
         ({"engine": "dask"}, ""),
+        ({"engine": "dask", "dask": {"dashboardAuth": "token"}}, "known"),
     ],
 )
-def test_secret_that_the_dashboard_asks_for(fields: dict[str, Any], secret: str) -> None:
+def test_token_that_the_dashboard_requires(fields: dict[str, Any], token: str) -> None:
     server = Server()
     put_direct(server, {**fields, "image": "i:1"})
-    assert asyncio.run(handle_on(server).dashboard_secret()) == secret
+    server.put(SECRET, names.root("demo"), data={"token": base64.b64encode(b"known").decode()})
+    assert asyncio.run(handle_on(server).dashboard_token()) == token
 
 
 def test_capabilities_of_kubernetes_are_complete() -> None:

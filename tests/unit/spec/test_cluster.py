@@ -28,7 +28,7 @@ def test_replicas_sets_the_first_group(workers: dict[str, Any]) -> None:
 
 def test_replicas_sets_group_objects() -> None:
     spec = ClusterSpec(engine="dask", workers=(WorkerGroup(cpu=2), WorkerGroup(name="b")), replicas=3)
-    assert [(group.replicas, group.cpu) for group in spec.workers] == [(3, 2), (1, 1)]
+    assert [(group.replicas, group.cpu) for group in spec.workers] == [(3, 2), (1, None)]
 
 
 def test_replicas_is_ignored_without_groups() -> None:
@@ -51,7 +51,7 @@ def test_block_with_the_engine_name_becomes_engine_options() -> None:
 
 def test_with_replicas_changes_only_one_group() -> None:
     spec = ClusterSpec.model_validate({"engine": "dask", "workers": [{"name": "a"}, {"name": "b", "gpu": 1}]})
-    changed = spec.with_replicas("b", 7)
+    changed = spec.with_group("b", replicas=7)
     assert [(group.name, group.replicas, group.gpu) for group in changed.workers] == [("a", 1, 0), ("b", 7, 1)]
     assert spec.workers[1].replicas == 1
 

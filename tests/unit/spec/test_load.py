@@ -94,7 +94,7 @@ def test_set_changes_one_value(assignment: str, expected: dict[str, Any]) -> Non
 
 
 def test_set_workers_changes_the_first_group() -> None:
-    assert [(group.replicas, group.cpu) for group in spec_of(GROUPS, "workers=5").workers] == [(5, 2), (1, 1)]
+    assert [(group.replicas, group.cpu) for group in spec_of(GROUPS, "workers=5").workers] == [(5, 2), (1, None)]
 
 
 @pytest.mark.parametrize("assignment", ["workers.gpu.replicas=3", "workers[1].replicas=3"])
@@ -170,7 +170,8 @@ def test_packages_are_added_to_those_of_the_file() -> None:
 def test_invalid_overrides_are_rejected() -> None:
     assert "Did you mean 'memory'?" in error_of(GROUPS, memroy=1).message
     assert "packages must be a list" in error_of(GROUPS, packages="x").message
-    assert error_of(GROUPS, workers=-3).message.startswith("spec.workers[0].replicas must be at least 0")
+    assert error_of(GROUPS, workers="3").message == "workers must be a whole number or a list of groups, not '3'."
+    assert error_of(GROUPS, workers=-3).message == "workers must be at least 0, not -3."
 
 
 # -- errors -------------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_invalid_overrides_are_rejected() -> None:
          "c.yaml:7:6: spec.workers[0].memroy is not a known field; did you mean 'memory'?"),
         ("workers: 1", "c.yaml:4:1: spec.engine is missing."),
         ("engine: dask\nworkers: -1", "c.yaml:6:3: spec.workers must be at least 0, not -1."),
-        ("engine: dask\nworkers: many", "c.yaml:6:3: spec.workers must be a list, not 'many'."),
+        ("engine: dask\nworkers: x", "c.yaml:6:3: spec.workers must be a whole number or a list of groups, not 'x'."),
         ("engine: dask\nhead:", "c.yaml:6:3: spec.head is empty; set it or remove it."),
         ("engine: dask\nhead: 3", "c.yaml:6:3: spec.head must be a mapping of fields, not 3."),
         ("engine: dask\nenv: {A: 1}", "c.yaml:6:9: spec.env.A must be text, not 1; put it in quotes."),
@@ -224,7 +225,7 @@ def test_details_list_all_problems() -> None:
         ("engine: dask", "apiVersion is missing; it must be oars.dev/v1alpha1"),
         ("apiVersion: v1\nkind: Pod", "c.yaml:1:1: apiVersion is 'v1'"),
         (HEADER.replace("ComputeCluster", "Cluster"), "c.yaml:2:1: kind is 'Cluster'; it must be ComputeCluster"),
-        (HEADER.replace("ComputeCluster", "ComputeJob"), "ComputeJob is not supported yet"),
+        (HEADER.replace("ComputeCluster", "ComputeJob"), "is ComputeJob, not a cluster"),
         (HEADER, "c.yaml:4:1: spec must be a mapping"),
         (HEADER.replace("spec:", ""), "spec is missing"),
         (under_spec("engine: dask") + "status: {}", "status is not a known field"),
@@ -248,6 +249,10 @@ def test_invalid_header_is_rejected(text: str, words: str) -> None:
     assert words in error.message and error.hint
 
 
+def test_job_names_the_command_that_runs_it() -> None:
+    assert error_of(HEADER.replace("ComputeCluster", "ComputeJob")).hint == "Run it with `oars submit -f c.yaml`."
+
+
 @pytest.mark.parametrize(
     ("body", "where", "words"),
     [
@@ -257,6 +262,7 @@ def test_invalid_header_is_rejected(text: str, words: str) -> None:
         ("engine: a: b", "5:12", "unexpected ':'"),
         ("engine: a\nhead:\n    cpu: 1\n  memory: 1Gi", "8:5", "indentation"),
         ("engine: *x", "5:11", "anchor"),
+        ("engine: &", "5:12", "alphabetic or numeric character"),
         ('engine: "\\q"', "5:12", "'\\'"),
         ("engine: !!python/object:os.system a", "5:11", "not allowed"),
         ("engine: !!int abc", "5:11", "'abc' is not a valid value"),

@@ -59,3 +59,22 @@ def test_invalid_duration_is_rejected(written: object) -> None:
 def test_shown_memory_is_close_and_can_be_parsed(amount: int) -> None:
     again = resources.memory(resources.show_memory(amount))
     assert abs(again - amount) <= amount * 0.05
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("30m", 1800.0), (0, 0.0), ("0s", 0.0), (1, 1.0)])
+def test_limit_is_a_duration_or_none(written: object, seconds: float) -> None:
+    assert resources.limit(written) == seconds
+
+
+@pytest.mark.parametrize("written", ["0.5s", "500ms", -1, "soon", True])
+def test_invalid_limit_is_rejected(written: object) -> None:
+    with pytest.raises(ValueError, match=r"duration|too short"):
+        resources.limit(written)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0s"), (1.4, "1s"), (60, "1m"), (90, "1m30s"), (5400, "1h30m"), (3601, "1h"), (90061, "1d1h"), (172800, "2d")],
+)
+def test_duration_is_shown_with_two_units(seconds: float, shown: str) -> None:
+    assert resources.show_duration(seconds) == shown

@@ -5,6 +5,7 @@ Differences from the plain commands:
 - It calls the subcommand directly. `dask` would first search all installed packages for plug-ins.
 - A worker registers as soon as the scheduler listens. Started together with it, it would fail to connect and then sleep
   for increasing times between attempts.
+- It reads its memory thresholds from its own environment: Dask may have been imported before the fork.
 - A worker reports its incarnation to the scheduler.
 - A worker that exceeds its memory limit exits, as under the nanny; spilling and pausing come first.
 - A worker closes within seconds of SIGTERM, also with running tasks. Dask's own handler waits for them, and forever if
@@ -25,6 +26,7 @@ from typing import Any
 ATTEMPTS, POLL_SECONDS = 3000, 0.02  # then Dask's own connection timeout applies
 MEMORY_POLL_SECONDS = 0.2
 CLOSE_SECONDS = 3.0
+MEMORY = "DASK_DISTRIBUTED__WORKER__MEMORY__"
 OUT_OF_MEMORY = 137  # the exit code of a process that the kernel killed, as shells report it
 
 
@@ -37,6 +39,8 @@ def main() -> None:
     if role == "scheduler":
         dask_scheduler.main()
         return
+    thresholds = {name: value for name, value in os.environ.items() if name.startswith(MEMORY)}
+    dask.config.update(dask.config.config, dask.config.collect_env(thresholds))
     # Dask finds a preload by its name among the imported modules.
     hooks = types.ModuleType("oars_worker")
     hooks.dask_setup = prepare_worker  # type: ignore[attr-defined]

@@ -13,4 +13,7 @@ class DaskOptions(Part):
     """Options of Dask."""
 
     protocol: Literal["tls", "tcp"] = Field(default="tls", description="tls: encrypted, one certificate per cluster.")
+    dashboard_auth: Literal["token", "none"] = Field(
+        default="none", description="token: the dashboard requires the cluster's token, which `oars dashboard` sends."
+    )
     config: dict[str, Any] = Field(default_factory=dict, description="Dask configuration, as in dask.yaml.")

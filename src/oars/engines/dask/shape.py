@@ -13,17 +13,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
-from oars.engines.base import script
-from oars.model import Group, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.engines.base import WEB_GUARD, script, spill_limit
+from oars.model import Group, HandOver, Inquiry, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.spec.resources import cache_size
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.dask.options import DaskOptions
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
-LAUNCH, HEAD_PLUGIN = script(__file__, "launch.py"), script(__file__, "head_plugin.py")
+LAUNCH, HEAD_PLUGIN, HEAD_HELPER = (script(__file__, f"{name}.py") for name in ("launch", "head_plugin", "head_helper"))
 
 # Read by launch.py: the incarnation that a worker reports, and where it checks that the scheduler is up.
 LAUNCH_ENV = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
+GUARD_ENV = {"OARS_TOKEN_FILE": "$(secret.token)", "OARS_WEB_BIND": "$(bind)"}  # read by web_guard.py
+MEMORY = "DASK_DISTRIBUTED__WORKER__MEMORY__"
+MAX_SPILL, MAX_PAUSE = 0.9, 0.94  # below Dask's threshold for termination, 0.95
+HAND_OVER = HandOver({"OARS_HAND_OVER": "1"})  # read by head_helper.py, in workers
 GPU = "GPU"  # Dask's conventional resource name for graphics processors
 
 # Imported once, in the fork server. The dashboard takes more than half of a scheduler's import time.
@@ -42,6 +47,16 @@ ENCRYPT = "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"
 CONFIG = "DASK_INTERNAL_INHERIT_CONFIG"  # with it Dask passes a whole configuration to its own processes
 
 LOG_PATTERNS = (
+    LogPattern(  # launch.py
+        r"Out of memory: (\d+ MiB) in use, limit (\d+ MiB)",
+        "it ran out of memory ({0} in use; it exits at {1}, 95 % of its memory)",
+        "Give it more `memory`, or use smaller partitions.",
+    ),
+    LogPattern(  # Dask's nanny
+        r"Worker exceeded (\d+%) memory budget",
+        "it ran out of memory (its nanny ended it at {0})",
+        "Give it more `memory`, or use smaller partitions.",
+    ),
     LogPattern(
         "Mismatched versions",
         "its versions differ from those of the head",
@@ -74,7 +89,16 @@ def needs(spec: ClusterSpec) -> Needs:
     return Needs(
         distribution="distributed",
         modules=("distributed",),
-        requirements=("dask==2026.8.0", "distributed==2026.8.0", "numpy>=2", "pandas>=2", "bokeh>=3.1"),
+        # pyarrow: dask.dataframe needs it. lz4: Dask's own images have it, and Dask warns if only one side has it.
+        requirements=(
+            "dask==2026.8.0",
+            "distributed==2026.8.0",
+            "numpy>=2",
+            "pandas>=2",
+            "pyarrow>=16",
+            "bokeh>=3.1",
+            "lz4>=4.3.2",
+        ),
     )
 
 
@@ -100,6 +124,9 @@ def _check_config(config: Mapping[str, Any]) -> None:
     scheduler = config.get("distributed", {}).get("scheduler")
     if not isinstance(scheduler, dict | None):
         raise SpecError("dask.config.distributed.scheduler is not a mapping.", "Write it as in dask.yaml.")
+    worker = config.get("distributed", {}).get("worker")
+    if not isinstance(worker, dict | None) or not isinstance((worker or {}).get("memory"), dict | None):
+        raise SpecError("dask.config.distributed.worker.memory is not a mapping.", "Write it as in dask.yaml.")
     preload = (scheduler or {}).get("preload")
     if not isinstance(preload, str | list | None):
         raise SpecError("dask.config.distributed.scheduler.preload is not a list.", "Write a list of modules or files.")
@@ -110,10 +137,11 @@ def shape(spec: ClusterSpec) -> Shape:
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
         endpoints={"client": _address(spec), "dashboard": "http://$(head.host):$(head.dashboard)/status"},
-        secrets=("tls",) if _is_encrypted(spec) else (),
+        secrets=(*(["tls"] if _is_encrypted(spec) else []), *(["token"] if _is_guarded(spec) else [])),
         image="ghcr.io/dask/dask:2026.8.0-py3.11",
         needs_helper=True,
         driver_env=_client_env(spec),
+        inquiry=Inquiry("dashboard", path="/oars/members.json"),
         log_patterns=LOG_PATTERNS,
     )
 
@@ -123,7 +151,9 @@ def _head(spec: ClusterSpec) -> Group:
     # Dask ignores the preloads of the configuration if the command line has one.
     scheduler = options.config.get("distributed", {}).get("scheduler") or {}
     configured = scheduler.get("preload") or []
-    preloads = ["$(file.oars_scheduler.py)", *([configured] if isinstance(configured, str) else configured)]
+    guard = ["$(file.web_guard.py)"] if _is_guarded(spec) else []
+    own = [*guard, "$(file.oars_scheduler.py)", "$(file.oars_drain.py)"]
+    preloads = [*own, *([configured] if isinstance(configured, str) else configured)]
     arguments = (
         "scheduler",
         "--protocol", options.protocol,
@@ -132,17 +162,26 @@ def _head(spec: ClusterSpec) -> Group:
         "--dashboard-address", "$(bind):$(port.dashboard)",
         *(word for preload in preloads for word in ("--preload", str(preload))),
     )  # fmt: skip
+    process = _process(spec, arguments, spec.head.env)
     process = replace(
-        _process(spec, arguments, spec.head.env),
-        ports=(Port("client", 8786), Port("dashboard", 8787, dashboard=True)),
-        files={"launch.py": LAUNCH, "oars_scheduler.py": HEAD_PLUGIN},
+        process,
+        env={**process.env, **(GUARD_ENV if guard else {})},
+        late_env=(*process.late_env, *(GUARD_ENV if guard else ())),
+        ports=(Port("client", 8786), Port("dashboard", 8787, dashboard=True, secret="token" if guard else "")),
+        files={
+            "launch.py": LAUNCH,
+            "oars_scheduler.py": HEAD_PLUGIN,
+            "oars_drain.py": HEAD_HELPER,
+            **({"web_guard.py": WEB_GUARD} if guard else {}),
+        },
         probe=Probe("dashboard", "/health"),
     )
-    return Group("head", Role.HEAD, 1, process, Resources(spec.head.cpu, spec.head.memory))
+    return Group("head", Role.HEAD, 1, process, Resources(spec.head.processors, spec.head.memory))
 
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
     """The system chooses the worker's main port; only the scheduler needs it, and learns it from the worker."""
+    threads = max(1, math.ceil(group.processors))
     amounts = {**group.resources, **({GPU: group.gpu} if group.gpu else {})}
     resources = ",".join(f"{name}={amount:g}" for name, amount in amounts.items())
     arguments = (
@@ -151,13 +190,34 @@ def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
         "--name", "$(member)",
         "--host", "$(host)",
         "--dashboard-address", "$(bind):$(port.http)", "--no-dashboard",
-        "--local-directory", "$(dir)",
-        "--nthreads", str(max(1, math.ceil(group.cpu))),
+        "--local-directory", "$(spill)",
+        "--nthreads", str(threads),
         "--memory-limit", "auto" if group.memory is None else str(group.memory),
         *(("--resources", resources) if resources else ()),
     )  # fmt: skip
-    process = _process(spec, arguments, group.env)
-    return Group(group.name, Role.WORKER, group.replicas, process, Resources(group.cpu, group.memory, group.gpu))
+    thresholds = _thresholds(spec, group)
+    process = _process(spec, arguments, {**thresholds, **group.env})
+    process = replace(process, late_env=(*process.late_env, *thresholds), hand_over=HAND_OVER)
+    size = Resources(group.processors, group.memory, group.gpu)
+    offers = {"cpu": threads, **group.resources, "gpu": group.gpu or group.resources.get(GPU, 0)}
+    return Group(group.name, Role.WORKER, group.replicas, process, size, offers=offers)
+
+
+def _thresholds(spec: ClusterSpec, group: WorkerGroup) -> dict[str, str]:
+    """Environment variables for the thresholds of Dask's memory manager, except for those that its configuration sets:
+    shares of the memory at which it moves results to disk (target: by their own size, spill: by that of the process)
+    and starts no more tasks (pause); and the most bytes on disk."""
+    limits: dict[str, float] = {}
+    if group.cache is not None and group.memory is not None:
+        target = round(cache_size(group.cache, group.memory) / group.memory, 3)
+        spill = round(min(target + 0.1, MAX_SPILL), 3)
+        limits = {"target": target, "spill": spill, "pause": round(min(max(0.8, spill + 0.05), MAX_PAUSE), 3)}
+    if (most := spill_limit(group)) is not None:
+        limits["max-spill"] = most
+    worker = _options(spec).config.get("distributed", {}).get("worker") or {}
+    configured = worker.get("memory") or {}
+    chosen = {name: limit for name, limit in limits.items() if name not in configured}
+    return {MEMORY + name.upper().replace("-", "_"): f"{limit:.15g}" for name, limit in chosen.items()}
 
 
 def _process(spec: ClusterSpec, arguments: tuple[str, ...], env: Mapping[str, str]) -> Process:
@@ -191,6 +251,10 @@ def _client_env(spec: ClusterSpec) -> dict[str, str]:
 
 def _address(spec: ClusterSpec) -> str:
     return f"{_options(spec).protocol}://$(head.host):$(head.client)"
+
+
+def _is_guarded(spec: ClusterSpec) -> bool:
+    return _options(spec).dashboard_auth == "token"
 
 
 def _is_encrypted(spec: ClusterSpec) -> bool:

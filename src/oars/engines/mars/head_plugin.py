@@ -1,11 +1,15 @@
 """Adds handlers for the control plane to the supervisor's web server. launch.py loads it into the supervisor: stdlib
 and Mars only.
 
-    GET  /api/oars/nodes                                               → {address: {"identity": …, "status": …, …}}
+    GET  /api/oars/health                                              → {} once the supervisor serves; needs no token
+    GET  /api/oars/nodes            → {"nodes": {address: {"identity": …, "status": …, …}}, "demand": [{"needs": …, …}],
+                                       "idle": seconds, "no_client": seconds}
     POST /api/oars/nodes  {"current": [identity], "silent_seconds": s}    correct the status of nodes
-    POST /api/oars/drain  {"workers": […], "seconds": s, "force": bool}   → {address: "" (drained) | what it waits for}
+    POST /api/oars/waiting?session=id                                     its calls wait for the first worker
+    POST /api/oars/drain  {"workers": […], "seconds": s, "force": bool}   → {address: {"outcome": …, "reason": …}}
 
-The identity of a node is "member:incarnation".
+The identity of a node is "member:incarnation". The outcome of a drain is "moved", "finished", or "refused" with a
+reason: what the worker waits for.
 
 Mars' own drain (in its autoscaler, which none of its deployments uses) moves data that running tasks need, and they
 fail. So a worker is drained in this order: it gets no new work; its subtasks end; older tasks that may need its data
@@ -23,6 +27,7 @@ import itertools
 import json
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -32,6 +37,7 @@ MARS = "xorbits._mars" if "xorbits" in sys.modules else "mars"
 CANCEL_SECONDS = 10.0  # without a drain request, after which a worker goes back to work
 REMOVE_SECONDS = 120.0  # the same for a drained worker, which the control plane should have ended
 PLAN_SECONDS = 1.0  # for which a task that has just started may still have been planned with the worker
+WAITING_SECONDS = 5.0  # after which an announced call counts no more; it is announced several times per second
 READ_SECONDS = 3.0  # for which a drained worker keeps its data for pending reads
 
 
@@ -53,11 +59,22 @@ class Handler(RequestHandler):
         return json.loads(self.request.body)
 
 
+class Health(Handler):
+    async def get(self) -> None:
+        cluster = await api("cluster.ClusterAPI", self.address)
+        await cluster.get_nodes_info(role=mars("services.core").NodeRole.SUPERVISOR)
+        self.write("{}")
+
+
 class Nodes(Handler):
     async def get(self) -> None:
         infos = await node_infos(self.address)
-        used = {address for address, _ in await (await resources(self.address)).get_used_resources()}
-        self.write(json.dumps({address: describe(address, info, address in used) for address, info in infos.items()}))
+        used = await (await resources(self.address)).get_used_resources()
+        busy = {address for address, _ in used}
+        nodes = {address: describe(address, info, address in busy) for address, info in infos.items()}
+        work = await demand(self.address, used)
+        idle, no_client = await seconds_idle(self.address, work), await seconds_without_session(self.address)
+        self.write(json.dumps({"nodes": nodes, "demand": work, "idle": idle, "no_client": no_client}))
 
     async def post(self) -> None:
         await cancel_abandoned_drains(self.address)
@@ -70,6 +87,12 @@ class Nodes(Handler):
         self.write("{}")
 
 
+class Waiting(Handler):
+    async def post(self) -> None:
+        WAITING_CALLS[self.get_query_argument("session")] = time.monotonic()
+        self.write("{}")
+
+
 class Drain(Handler):
     async def post(self) -> None:
         request = self.body()
@@ -78,10 +101,12 @@ class Drain(Handler):
         for worker in known:  # all of them first, or one would move its data to another
             await stop_work(self.address, worker, infos[worker], request["seconds"])
         if request["force"]:
-            self.write(json.dumps(dict.fromkeys(known, "")))
+            for worker in known:
+                DRAINING[worker].is_forced = True
+            self.write(json.dumps({worker: {"outcome": "finished"} for worker in known}))
             return
-        waits_for = await asyncio.gather(*(continue_drain(self.address, worker) for worker in known))
-        self.write(json.dumps({worker: waits_for[number] for number, worker in enumerate(known)}))
+        outcomes = await asyncio.gather(*(continue_drain(self.address, worker) for worker in known))
+        self.write(json.dumps(dict(zip(known, outcomes, strict=True))))
 
 
 # Nodes.
@@ -96,16 +121,41 @@ async def node_infos(supervisor: str) -> dict[str, Any]:
 
 
 def describe(address: str, info: dict[str, Any], is_busy: bool) -> dict[str, Any]:
-    now = time.time()
+    now = time.monotonic()
     if is_busy or LAST_BUSY.get(address, (None, 0.0))[0] != identity(info):
         LAST_BUSY[address] = (identity(info), now)
     return {
         "identity": identity(info),
         "status": info["status"].name,
         "age": age(info),
-        "idle": max(0.0, now - LAST_BUSY[address][1]),
+        "idle": now - LAST_BUSY[address][1],
         "held": held(info),
     }
+
+
+LAST_USED: dict[str, float] = {}  # "work", "session" → when a request last found any
+
+
+def seconds_since(what: str, is_there: bool) -> float:
+    """Seconds since a request last found it; from the first request on."""
+    now = time.monotonic()
+    if is_there or what not in LAST_USED:
+        LAST_USED[what] = now
+    return now - LAST_USED[what]
+
+
+async def seconds_idle(supervisor: str, work: list[dict[str, Any]]) -> float:
+    """Mars itself knows of tasks that ended between two requests."""
+    ended = None  # as for a session that is being opened or closed
+    with contextlib.suppress(oscar().ActorNotExist):
+        ended = await (await api("session.SessionAPI", supervisor)).get_last_idle_time()
+    seconds = seconds_since("work", bool(work) or ended is None)
+    return seconds if ended is None else min(seconds, max(0.0, time.time() - ended))
+
+
+async def seconds_without_session(supervisor: str) -> float:
+    """A client is an open session. One that ends without closing it leaves the session, which Mars cannot tell."""
+    return seconds_since("session", bool(await session_ids(supervisor)))
 
 
 def age(info: dict[str, Any]) -> float:
@@ -131,19 +181,59 @@ async def set_status(supervisor: str, node: str, status: str, node_identity: str
     await cluster.set_node_status(node, role, mars("services.cluster.core").NodeStatus[status])
 
 
+# Demand.
+
+WAITING_CALLS: dict[str, float] = {}  # session of an executor → when its calls last waited for the first worker
+
+
+async def demand(supervisor: str, used: dict[tuple[str, str], Any]) -> list[dict[str, Any]]:
+    """Subtasks that wait or run, by the kind of slot that they need. A subtask takes one slot. A task for which Mars
+    has not planned any waits for the first worker."""
+    running, waiting = Counter[str](), Counter[str]()
+    for (_, band), resource in used.items():
+        running[kind_of(band)] += round(max(resource.num_cpus, resource.num_gpus, 1))
+    unplanned = 0
+    for session in await session_ids(supervisor):
+        queued = await (await subtask_queue(supervisor, session)).oars_queued()
+        for band, count in queued.items():
+            waiting[kind_of(band)] += count
+        if not queued and not used:
+            unplanned += await older_tasks(supervisor, [session], time.time())
+            unplanned += time.monotonic() - WAITING_CALLS.get(session, -WAITING_SECONDS) < WAITING_SECONDS
+    entries = [
+        {"needs": {kind: 1}, "count": running[kind] + waiting[kind], "running": running[kind]}
+        for kind in running | waiting
+    ]
+    return [*entries, {"needs": {}, "count": unplanned}] if unplanned else entries
+
+
+def kind_of(band: str) -> str:
+    return "gpu" if band.startswith("gpu") else "cpu"
+
+
+async def session_ids(supervisor: str) -> list[str]:
+    return [info.session_id for info in await (await api("session.SessionAPI", supervisor)).get_sessions()]
+
+
+async def subtask_queue(supervisor: str, session: str) -> Any:
+    queueing = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor
+    return await oscar().actor_ref(queueing.gen_uid(session), address=supervisor)
+
+
 # Draining.
 
 
 @dataclass
 class Draining:
-    """The drain of one worker."""
+    """The drain of one worker. Times are monotonic but for `since`, which is compared with times of Mars."""
 
     identity: str
     since: float
     requested: float  # time of the last request
     deadline: float
     waits_for: str = "its data to be inspected"
-    moved: float = 0.0
+    moved: float | None = None
+    is_forced: bool = False  # it ends with what it holds
     step: asyncio.Task[str] | None = field(default=None, repr=False)
 
 
@@ -153,19 +243,21 @@ LOCKS: dict[str, asyncio.Lock] = {}
 
 async def stop_work(supervisor: str, worker: str, info: dict[str, Any], seconds: float) -> None:
     """Give the worker no new work."""
-    now = time.time()
+    now = time.monotonic()
     if worker not in DRAINING or DRAINING[worker].identity != identity(info):
-        DRAINING[worker] = Draining(identity(info), now, now, now + seconds)
+        DRAINING[worker] = Draining(identity(info), time.time(), now, now + seconds)
     DRAINING[worker].requested = now
     if info["status"].name == "READY":
-        DRAINING[worker].since = now
+        DRAINING[worker].since = time.time()
         await set_status(supervisor, worker, "STOPPING", identity(info))
         await (await resources(supervisor)).refresh_bands()
 
 
-async def continue_drain(supervisor: str, worker: str) -> str:
-    """Take the next step, in the background if it takes long. Returns what the worker waits for."""
+async def continue_drain(supervisor: str, worker: str) -> dict[str, str]:
+    """Take the next step, in the background if it takes long. Returns the outcome so far."""
     draining = DRAINING[worker]
+    if draining.is_forced:
+        return {"outcome": "finished"}
     if draining.step is None:
         draining.step = asyncio.ensure_future(drain_exclusively(supervisor, worker, draining))
     await asyncio.wait([draining.step], timeout=0.5)
@@ -174,21 +266,25 @@ async def continue_drain(supervisor: str, worker: str) -> str:
         failure = f"results that could not be moved ({type(error).__name__}: {error})"
         draining.waits_for = draining.step.result() if error is None else failure
         draining.step = None
-        if draining.waits_for and time.time() > draining.deadline:
+        if draining.waits_for and time.monotonic() > draining.deadline:
             del DRAINING[worker]
             await put_in_service(supervisor, worker, draining)
-    return draining.waits_for
+    if draining.waits_for:
+        return {"outcome": "refused", "reason": draining.waits_for}
+    return {"outcome": "finished" if draining.moved is None else "moved"}
 
 
 async def cancel_abandoned_drains(supervisor: str) -> None:
     """Put workers back in service that still run but are no longer asked to drain."""
     for worker, draining in list(DRAINING.items()):
-        if time.time() - draining.requested < (CANCEL_SECONDS if draining.waits_for else REMOVE_SECONDS):
+        silent = time.monotonic() - draining.requested
+        if silent < (CANCEL_SECONDS if draining.waits_for else REMOVE_SECONDS):
             continue
-        del DRAINING[worker]
         info = (await node_infos(supervisor)).get(worker)
-        if info is not None and info["update_time"] > draining.requested + CANCEL_SECONDS / 2:
-            await put_in_service(supervisor, worker, draining)
+        if info is not None and age(info) > silent - CANCEL_SECONDS / 2:
+            continue  # it does not report: it is dead, or the clock was set forward
+        del DRAINING[worker]
+        await put_in_service(supervisor, worker, draining)
 
 
 async def put_in_service(supervisor: str, worker: str, draining: Draining) -> None:
@@ -207,11 +303,10 @@ async def drain_exclusively(supervisor: str, worker: str, draining: Draining) ->
 
 async def drain(supervisor: str, worker: str, draining: Draining) -> str:
     """One attempt. Returns what it waits for, or "" if the worker is drained."""
-    sessions = [info.session_id for info in await (await api("session.SessionAPI", supervisor)).get_sessions()]
+    sessions = await session_ids(supervisor)
     bands = [(worker, band) for band in (await node_infos(supervisor))[worker]["resource"]]
     for session in sessions:
-        queue = mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor.gen_uid(session)
-        await (await oscar().actor_ref(queue, address=supervisor)).oars_rebalance()
+        await (await subtask_queue(supervisor, session)).oars_rebalance()
     if await is_busy(supervisor, bands):
         return "its running subtasks"
     if not await has_data(bands):
@@ -223,14 +318,13 @@ async def drain(supervisor: str, worker: str, draining: Draining) -> str:
         meta = await api("meta.MetaAPI", session, supervisor)
         chunks = [(key, band) for band in bands for key in await meta.get_band_chunks(band)]
         if chunks:
-            draining.moved = time.time()
+            draining.moved = time.monotonic()
             waits_for = await move(supervisor, session, chunks)
             if waits_for:
                 return waits_for
     # Subtasks that looked up the data before it moved may still read it.
-    if time.time() - draining.moved < READ_SECONDS and await is_busy(supervisor, None):
-        return "pending reads of its data"
-    return ""
+    is_recent = draining.moved is not None and time.monotonic() - draining.moved < READ_SECONDS
+    return "pending reads of its data" if is_recent and await is_busy(supervisor, None) else ""
 
 
 async def is_busy(supervisor: str, bands: list[tuple[str, str]] | None) -> bool:
@@ -361,7 +455,16 @@ def patch_queues() -> None:
             await self.balance_queued_subtasks()
             await self._slots_ref.refresh_bands()
 
+    async def oars_queued(self: Any) -> dict[str, int]:
+        """Name of a band → how many subtasks are queued for bands of that name."""
+        found: dict[str, int] = {}
+        for (_, band), queue in self._band_queues.items():
+            if queue:
+                found[band] = found.get(band, 0) + len(queue)
+        return found
+
     queueing.balance_queued_subtasks = balance_queued_subtasks
+    queueing.oars_queued = oars_queued
     queueing.oars_rebalance = oars_rebalance
 
 
@@ -384,4 +487,5 @@ def patch_node_status() -> None:
 
 for patch in (patch_session_close, patch_reassignment, patch_queues, patch_node_status):
     patch()
-web_handlers = {"/api/oars/nodes": Nodes, "/api/oars/drain": Drain}
+web_handlers = {"/api/oars/health": Health, "/api/oars/nodes": Nodes, "/api/oars/drain": Drain}
+web_handlers["/api/oars/waiting"] = Waiting

@@ -1,14 +1,16 @@
 """Runs a Mars supervisor or worker. A script in Mars' environment (stdlib and Mars only), run directly or in a process
 forked from a Python that has imported Mars:
 
-    launch.py -- DISTRIBUTION ROLE IDENTITY DIRECTORY [--plugin FILE | --joined HOST:PORT] ARGUMENTS OF MARS…
+    launch.py -- DISTRIBUTION ROLE IDENTITY DIRECTORY [--plugin FILE… | --joined HOST:PORT] ARGUMENTS OF MARS…
 
 Differences from Mars' own command:
 - Its sub-processes are forked from a copy of this process, made before Mars starts an event loop or a thread. So Mars
   is imported once, not once per sub-process.
 - Shared memory, semaphores and sockets are named "oars-TAG-…" or are in DIRECTORY, so that they can be found and
   removed after the process was killed.
-- SIGTERM ends it as cleanly as SIGINT.
+- Shared memory has a size. Without one Mars takes it for endless and never spills.
+- SIGTERM ends it as cleanly as SIGINT. A worker with OARS_HAND_OVER in its environment, as pods have it, first asks the
+  supervisor to move what it holds.
 - A worker waits for its supervisor. pymars never finds one that starts later.
 - A worker exits when its supervisor does. Mars' own would wait forever and never find the next supervisor.
 - HOST:PORT accepts connections once the worker has joined. The worker's own ports are open long before.
@@ -19,8 +21,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import http.client
 import importlib
 import importlib.util
+import json
 import math
 import multiprocessing
 import multiprocessing.context
@@ -34,13 +38,18 @@ import socket
 import sys
 import tempfile
 import threading
+import time
+import urllib.parse
 from types import ModuleType
 from typing import Any
 
-HEAD_PLUGIN = "oars_head_plugin"  # module name by which the supervisor's web server finds the handlers
 CONNECT_SECONDS = 10.0
+HAND_OVER_SECONDS = 3600.0  # more than any grace period
+HAND_OVER_PAUSE = 0.5
+MAX_SILENT = 3  # requests in a row
 SOCKET_NAME_LENGTH = 50  # what Mars and multiprocessing append to a directory; a socket path has at most 107
 LIBRARIES = ("tensor", "dataframe", "learn", "remote")
+QUOTA_SHARE = 0.95  # of the size of a storage backend, which Mars uses
 KEEP_ALIVE: list[Any] = []  # must not be garbage-collected
 PARTS = {
     "xorbits": {"mars": "xorbits._mars", "oscar": "xoscar", "pool": "xoscar.backends.indigen.pool"},
@@ -52,26 +61,40 @@ def main() -> None:
     distribution, role, identity, directory, *arguments = sys.argv[sys.argv.index("--") + 1 :]
     sys.argv = [f"{distribution}-{role}", identity, *arguments]  # Mars reports it to the supervisor
     parts = PARTS[distribution]
+    add_driver_modules()
     for name in (f"deploy.oscar.{role}", *LIBRARIES):
         part(parts["mars"], name)  # import before any fork
     joined = ""
-    if arguments[0] == "--plugin":
-        install_handlers(arguments[1])
+    while arguments[0] == "--plugin":
+        load_plugin(arguments[1])
         arguments = arguments[2:]
-    elif arguments[0] == "--joined":
+    if arguments[0] == "--joined":
         joined, arguments = arguments[1], arguments[2:]
     name_resources(parts, f"oars-{os.environ.get('OARS_TAG') or os.getpid()}", short_path(directory))
     apply_totals(part(parts["mars"], "resource"))
+    prepare_spilling(part(parts["mars"], "storage.shared_memory").SharedMemoryStorage)
     wrap_sub_pools(importlib.import_module(parts["pool"]), parts)  # noqa: TID251
     fork_server(short_path(directory))
     reset_after_fork(parts)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if role == "worker" and os.environ.get("OARS_HAND_OVER"):
+        address = arguments[arguments.index("-e") + 1]
+        signal.signal(signal.SIGTERM, lambda *_: end_drained(address))
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     deploy = part(parts["mars"], f"deploy.oscar.{role}")
     command = deploy.SupervisorCommandRunner() if role == "supervisor" else worker_command(deploy, parts, joined)
     try:
         command(arguments)
     finally:
         atexit._run_exitfuncs()  # a forked process does not run them
+
+
+def add_driver_modules() -> None:
+    """Let programs that tasks start find the modules of drivers, which send the cluster's token."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "driver")
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if os.path.isdir(folder) and folder not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, *known]))
 
 
 def part(package: str, name: str) -> ModuleType:
@@ -87,12 +110,13 @@ def short_path(directory: str) -> str:
     return f"/proc/{os.getpid()}/fd/{short_path.handle}"  # type: ignore[attr-defined]
 
 
-def install_handlers(path: str) -> None:
-    """Import a file as a module that the web server can find by name."""
-    spec = importlib.util.spec_from_file_location(HEAD_PLUGIN, path)
+def load_plugin(path: str) -> None:
+    """Import a file as a module that the web server can find by name: head_plugin.py as oars_head_plugin."""
+    name = f"oars_{os.path.splitext(os.path.basename(path))[0]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[HEAD_PLUGIN] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
 
 
@@ -117,6 +141,15 @@ def apply_totals(resource: Any) -> None:
         resource._cpu_total = math.ceil(float(os.environ["MARS_CPU_TOTAL"]))
     if "MARS_MEMORY_TOTAL" in os.environ:
         resource._mem_total = int(os.environ["MARS_MEMORY_TOTAL"])
+
+
+def prepare_spilling(storage: Any) -> None:
+    """Give shared memory a size, and use a directory of our own in each spill directory: Mars deletes it at the end."""
+    if size := os.environ.get("XORBITS_CACHE_MEM_SIZE"):
+        storage.size = property(lambda _: int(size) / QUOTA_SHARE)
+    for name in ("MARS_SPILL_DIRS", "XORBITS_SPILL_DIRS"):
+        if paths := os.environ.get(name):
+            os.environ[name] = ":".join(os.path.join(path, "mars") for path in paths.split(":"))
 
 
 def wrap_sub_pools(pool: Any, parts: dict[str, str]) -> None:
@@ -194,6 +227,47 @@ def worker_command(deploy: Any, parts: dict[str, str], joined: str) -> Any:
             return services
 
     return Worker()
+
+
+def end_drained(worker: str) -> None:
+    """In a thread: this one runs the worker, whose data is to be read."""
+
+    def end() -> None:
+        try:
+            hand_over(worker)
+        finally:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def hand_over(worker: str) -> None:
+    """Repeat the request of head_plugin.py until the worker is drained, or the supervisor does not answer. What no
+    other worker can take now may fit on its successor."""
+    silent = 0
+    while silent < MAX_SILENT:
+        try:
+            if request_drain(worker) != "refused":
+                return
+            silent = 0
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            sys.stderr.write(f"The supervisor does not take over the data of this worker: {error}\n")
+            silent += 1
+        time.sleep(HAND_OVER_PAUSE)
+
+
+def request_drain(worker: str) -> str:
+    """The outcome so far; empty: the supervisor does not know the worker."""
+    with open(os.environ["OARS_TOKEN_FILE"]) as file:
+        headers = {"Authorization": f"Bearer {file.read().strip()}"}
+    body = json.dumps({"workers": [worker], "seconds": HAND_OVER_SECONDS, "force": False})
+    where = urllib.parse.urlsplit(os.environ["OARS_MARS_ADDRESS"])
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=CONNECT_SECONDS)
+    try:
+        connection.request("POST", "/api/oars/drain", body, headers)
+        return str(json.loads(connection.getresponse().read()).get(worker, {}).get("outcome", ""))
+    finally:
+        connection.close()
 
 
 def exit_with_supervisor(address: str) -> None:

@@ -8,13 +8,17 @@ import http.client
 import importlib
 import json
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from oars.base.errors import ClusterLost, EngineMissing
+from oars.base.errors import ClusterLost, EngineMissing, OarsError
 from oars.engines.base import Access
-from oars.engines.mars.executor import MAX_BATCHES, MarsExecutor, MarsSession, Worker
+from oars.engines.calls import cloudpickled
+from oars.engines.executor import EngineExecutor
+from oars.engines.mars.connection import MarsConnection, MarsSession, Worker
 from oars.engines.sessions import PYTHON, check_versions
 
 HTTP_SECONDS = 10.0
@@ -29,26 +33,26 @@ def disconnect(client: Any) -> None:
     """End the session and free its data in the cluster."""
     if client.default is not None and client.default.session_id == client.session_id:
         client.reset_default()
-    _delete(client.address, client.session_id)
+    _delete(client.oars_web, client.session_id)
 
 
 def executor(access: Access) -> Executor:
-    return MarsExecutor(_executor_session(access))
+    return EngineExecutor(partial(_executor_connection, access), cloudpickled)
 
 
-def _executor_session(access: Access) -> MarsSession:
+def _executor_connection(access: Access) -> MarsConnection:
     session = _new_session(access, default=False)
     _allow_connections(session)
-    address, name = access.address, session.session_id
-    return MarsSession(
-        cluster=access.name,
+    web, name = session.oars_web, session.session_id
+    calls = MarsSession(
         client=session,
         spawn=_mars(access, ".remote").spawn,
-        workers=partial(_workers, address),
-        is_alive=partial(_is_known, address, name),
-        close=partial(_delete, address, name),
-        renew=partial(_executor_session, access),
+        workers=partial(_workers, web),
+        is_alive=partial(_is_known, web, name),
+        close=partial(_delete, web, name),
+        announce=partial(_announce, web, name),
     )
+    return MarsConnection(calls, access)
 
 
 def _new_session(access: Access, default: bool) -> Any:
@@ -57,32 +61,74 @@ def _new_session(access: Access, default: bool) -> Any:
     except ImportError as error:
         raise EngineMissing(
             f"This Python cannot import {_distribution(access)}: {error}.",
-            f"Install it here, or run `oars shell {access.name}`.",
+            f"Install it here, or run `{access.command('shell')}`.",
         ) from error
-    _check_versions(access)
     try:
-        return new_session(access.address, default=default)
+        web = Web(access.address, _read_token(access))
+        _check_versions(access, web)
+        session = new_session(access.address, default=default, request_rewriter=web.rewrite)
+    except OarsError:
+        raise
     except Exception as error:
         raise _no_session(access, error) from error
+    session.oars_web = web  # for `disconnect`
+    return session
 
 
 def _no_session(access: Access, error: Exception) -> ClusterLost:
     message = f"The Mars cluster {access.name!r} at {access.address} did not open a session: {error}."
-    return ClusterLost(message, f"Run `oars status {access.name}`.")
+    if isinstance(error, PermissionError):
+        return ClusterLost(message, "Start the program with `oars run`, `oars exec` or `oars shell`.")
+    return ClusterLost(message, f"Run `{access.command('status')}`.")
 
 
-def _check_versions(access: Access) -> None:
+@dataclass(frozen=True)
+class Web:
+    """The web server of a supervisor, which requires the cluster's token. A cluster of an earlier Oars has none."""
+
+    address: str
+    token: str = field(repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def rewrite(self, request: Any) -> Any:
+        """Add the token to a request of Mars' client."""
+        request.headers.update(self.headers)
+        return request
+
+    def request(self, method: str, path: str) -> bytes:
+        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=HTTP_SECONDS)
+        try:
+            connection.request(method, path, headers=self.headers)
+            response = connection.getresponse()
+            content = response.read()
+        finally:
+            connection.close()
+        if response.status in (401, 403):
+            reason = "requires the cluster's token" if response.status == 401 else f"says: {response.reason}"
+            raise PermissionError(f"Mars at {self.address} {reason}")
+        return content
+
+
+def _read_token(access: Access) -> str:
+    path = access.env.get("OARS_TOKEN_FILE", "")
+    return Path(path).read_text(encoding="ascii").strip() if path else ""
+
+
+def _check_versions(access: Access, web: Web) -> None:
     """A supervisor that has just started does not list itself yet; it does not open sessions either."""
     package = _distribution(access)
     try:
-        nodes = json.loads(_request(access.address, "GET", "/api/cluster/nodes?role=0&env=1"))["nodes"]
+        nodes = json.loads(web.request("GET", "/api/cluster/nodes?role=0&env=1"))["nodes"]
         (supervisor, *_) = nodes.values()
         env = supervisor["env"]
         there = {package: env["mars_version"], PYTHON: env["python_version"].split()[0]}
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise _no_session(access, error) from error
     # The version that Mars reports differs from that of the package.
-    check_versions(access.name, {package: _mars(access).__version__}, there)
+    check_versions(access, {package: _mars(access).__version__}, there)
 
 
 def _mars(access: Access, module: str = "") -> Any:
@@ -94,12 +140,12 @@ def _distribution(access: Access) -> str:
     return access.env.get("OARS_MARS_DISTRIBUTION", "xorbits")
 
 
-def _workers(address: str) -> dict[str, Worker]:
+def _workers(web: Web) -> dict[str, Worker]:
     """Workers in service, by address."""
     try:
-        nodes = json.loads(_request(address, "GET", "/api/cluster/nodes?role=1&resource=1"))["nodes"]
+        nodes = json.loads(web.request("GET", "/api/cluster/nodes?role=1&resource=1"))["nodes"]
     except (http.client.HTTPException, ValueError, KeyError) as error:
-        raise OSError(f"{address} did not list its workers: {error}") from error
+        raise OSError(f"{web.address} did not list its workers: {error}") from error
     workers = {}
     for name, node in nodes.items():
         if node["resource"]:
@@ -108,28 +154,27 @@ def _workers(address: str) -> dict[str, Worker]:
     return workers
 
 
-def _is_known(address: str, session: str) -> bool:
+def _announce(web: Web, session: str) -> None:
+    """Report that calls of this session wait for a worker, so that autoscaling starts one."""
+    try:
+        web.request("POST", f"/api/oars/waiting?session={session}")
+    except http.client.HTTPException as error:
+        raise OSError(f"{web.address} did not register a waiting call: {error}") from error
+
+
+def _is_known(web: Web, session: str) -> bool:
     """False if the session belongs to an earlier supervisor at the same address."""
     try:
-        sessions = json.loads(_request(address, "GET", "/api/session"))["sessions"]
+        sessions = json.loads(web.request("GET", "/api/session"))["sessions"]
     except (OSError, http.client.HTTPException, ValueError, KeyError):
         return False
     return any(known["session_id"] == session for known in sessions)
 
 
-def _delete(address: str, session: str) -> None:
+def _delete(web: Web, session: str) -> None:
     """Delete a session without Mars' client, which would reset the default session and wait for a dead cluster."""
     with contextlib.suppress(OSError, http.client.HTTPException):  # the cluster is gone, and the session with it
-        _request(address, "DELETE", f"/api/session/{session}")
-
-
-def _request(address: str, method: str, path: str) -> bytes:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=HTTP_SECONDS)
-    try:
-        connection.request(method, path)
-        return connection.getresponse().read()
-    finally:
-        connection.close()
+        web.request("DELETE", f"/api/session/{session}")
 
 
 def _allow_connections(session: Any) -> None:
@@ -139,6 +184,6 @@ def _allow_connections(session: Any) -> None:
         from tornado.httpclient import AsyncHTTPClient
 
         client: Any = AsyncHTTPClient()
-        client.max_clients = max(getattr(client, "max_clients", 0), 8 * MAX_BATCHES)
+        client.max_clients = max(getattr(client, "max_clients", 0), 8 * MarsConnection.max_batches)
 
     asyncio.run_coroutine_threadsafe(allow(), session._loop).result(10)

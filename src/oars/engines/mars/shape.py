@@ -8,14 +8,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import SpecError
-from oars.engines.base import script
-from oars.model import Group, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.engines.base import WEB_GUARD, script
+from oars.model import Group, HandOver, Inquiry, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.spec.resources import cache_size
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.mars.options import MarsOptions
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
-LAUNCH, HEAD_PLUGIN = script(__file__, "launch.py"), script(__file__, "head_plugin.py")
+LAUNCH, HEAD_PLUGIN, DRIVER_HOOK = (
+    script(__file__, name) for name in ("launch.py", "head_plugin.py", "driver_hook.py")
+)
+ADDRESS = "http://$(head.host):$(head.web)"
+# Everybody who can use the web server can run code in the cluster. web_guard.py and driver_hook.py read these.
+TOKEN_ENV = {"OARS_TOKEN_FILE": "$(secret.token)", "OARS_MARS_ADDRESS": ADDRESS}
+
+# For programs that tasks start: launch.py puts its folder on their PYTHONPATH.
+MEMBER_HOOK = {"driver/sitecustomize.py": DRIVER_HOOK}
 
 XORBITS = ("xorbits==0.8.2", "xoscar==0.4.6", "numpy<2", "pandas<2.3", "pyarrow<17", "setuptools<80")
 PYMARS_BUILD = ("setuptools<66", "wheel", "cython<3", "numpy<1.25", "pandas<1.6", "scipy<1.11", "cloudpickle<3")
@@ -43,7 +52,20 @@ LITTER = ("/dev/shm/oars-$(tag)-*", "/dev/shm/sem.oars-$(tag)-*")
 WEB = {"web": {"host": "$(bind)", "port": "$(port.web)", "extra_discovery_modules": ["oars_head_plugin"]}}
 LOG_FORMAT = "%(asctime)s %(name)s %(process)d %(levelname)s %(message)s"
 # launch.py applies these in each member; Mars reads them when it is imported.
-LATE_ENV = ("CUDA_VISIBLE_DEVICES", "MARS_CPU_TOTAL", "MARS_LOG_DIR", "MARS_MEMORY_TOTAL", "XOSCAR_DIR")
+LATE_ENV = (
+    "CUDA_VISIBLE_DEVICES", "MARS_CACHE_MEM_SIZE", "MARS_CPU_TOTAL", "MARS_LOG_DIR", "MARS_MEMORY_TOTAL",
+    "MARS_SPILL_DIRS", "OARS_WEB_BIND", "XORBITS_CACHE_MEM_SIZE", "XORBITS_SPILL_DIRS", "XOSCAR_DIR",
+)  # fmt: skip
+CACHE = "40%"  # of the memory, as in Mars' own deployments on Kubernetes
+# Variables of other versions of Mars, and what replaces them.
+_GONE = {
+    "LOCK_FREE_FILEIO": "this Mars has no lock-free I/O (gone since 0.7); each worker has spill directories of its own",
+    "PLASMA_DIRS": "this Mars has no plasma store; results are in shared memory",
+    "MIN_CACHE_MEM_SIZE": "this Mars has no lower bound for the cache",
+    "WRITE_SHUFFLE_TO_DISK": "this Mars writes shuffle data to disk only if it does not fit in shared memory",
+    "IO_PARALLEL_NUM": "this Mars has no limit for parallel I/O",
+}
+_FIELDS = {"SPILL_DIRS": "spill.paths", "CACHE_MEM_SIZE": "cache"}
 
 
 def options_model() -> type[MarsOptions]:
@@ -72,6 +94,7 @@ def check(spec: ClusterSpec) -> None:
                 f"workers.{group.name}: Mars cannot schedule on resources or labels.",
                 "Remove them, or use Dask or Ray.",
             )
+    _check_storage(spec)
     web = _options(spec).config.get("web", {})
     if not isinstance(web, dict):
         raise SpecError("mars.config.web is not a mapping.", "Write it as in Mars' own configuration file.")
@@ -80,32 +103,67 @@ def check(spec: ClusterSpec) -> None:
             raise SpecError(f"mars.config.web.{name}: the place sets it.", "Remove it.")
 
 
+def _check_storage(spec: ClusterSpec) -> None:
+    members = [
+        ("env", spec.env),
+        ("head.env", spec.head.env),
+        *((f"workers[{g.name}].env", g.env) for g in spec.workers),
+    ]
+    for where, env in members:
+        for name in (f"{prefix}_{key}" for prefix in ("MARS", "XORBITS") for key in (*_GONE, *_FIELDS)):
+            if name in env:
+                key = name.partition("_")[2]
+                if key in _GONE:
+                    raise SpecError(f"{where}.{name}: {_GONE[key]}.", "Remove it.")
+                raise SpecError(f"{where}.{name}: Oars sets it for each worker.", f"Use workers[].{_FIELDS[key]}.")
+    storage = _options(spec).config.get("storage", {})
+    if not isinstance(storage, dict):
+        raise SpecError("mars.config.storage is not a mapping.", "Write it as in Mars' own configuration file.")
+    if "plasma" in storage or "plasma" in (storage.get("backends") or ()):
+        raise SpecError(f"mars.config.storage.plasma: {_GONE['PLASMA_DIRS']}.", "Remove it, and use workers[].cache.")
+    for group in spec.workers:
+        if "backends" in storage and (group.cache or group.spill):
+            raise SpecError(
+                f"workers[{group.name}].cache and .spill need the storage backends of Oars, but "
+                "mars.config.storage.backends sets others.", "Remove one of them.",
+            )  # fmt: skip
+
+
 def shape(spec: ClusterSpec) -> Shape:
-    address = "http://$(head.host):$(head.web)"
     distribution = _options(spec).distribution
     return Shape(
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
-        endpoints={"client": address, "dashboard": address},
+        endpoints={"client": ADDRESS, "dashboard": ADDRESS},
+        secrets=("token",),
         image=IMAGES[distribution],
-        driver_env={"OARS_MARS_DISTRIBUTION": distribution},
+        driver_env={"OARS_MARS_DISTRIBUTION": distribution, **TOKEN_ENV},
+        driver_files={"sitecustomize.py": DRIVER_HOOK},
+        inquiry=Inquiry("web", path="/api/oars/nodes"),
     )
 
 
 def _head(spec: ClusterSpec) -> Group:
     """One process per processor; the first one also serves the web API."""
-    resources = Resources(spec.head.cpu, spec.head.memory, shared_memory=spec.head.memory or 0)
-    sub_ports = _sub_ports(math.ceil(spec.head.cpu) - 1)
+    resources = Resources(spec.head.processors, spec.head.memory, shared_memory=spec.head.memory or 0)
+    sub_ports = _sub_ports(math.ceil(spec.head.processors) - 1)
+    web = Port("web", WEB_PORT, dashboard=True, secret="token")
     arguments = (
-        "--plugin", "$(file.head_plugin.py)",
+        "--plugin", "$(file.web_guard.py)", "--plugin", "$(file.head_plugin.py)",
         "-e", "$(host):$(port.supervisor)", *_port_list(sub_ports), "--n-process", str(len(sub_ports)),
     )  # fmt: skip
     process = Process(
         argv=_argv(spec, "supervisor", arguments),
-        env=_env(spec, spec.head.env, resources),
-        ports=(Port("supervisor", SUPERVISOR_PORT), Port("web", WEB_PORT, dashboard=True), *sub_ports),
-        files={"launch.py": LAUNCH, "head_plugin.py": HEAD_PLUGIN, "config.yml": _config(spec, WEB)},
-        probe=Probe("web", "/api/cluster/nodes?role=0"),
+        env={**_env(spec, spec.head.env, resources), "OARS_WEB_BIND": "$(bind)"},
+        ports=(Port("supervisor", SUPERVISOR_PORT), web, *sub_ports),
+        files={
+            "launch.py": LAUNCH,
+            "web_guard.py": WEB_GUARD,
+            "head_plugin.py": HEAD_PLUGIN,
+            "config.yml": _config(spec, WEB),
+            **MEMBER_HOOK,
+        },
+        probe=Probe("web", "/api/oars/health"),
         **_common(spec),
     )
     return Group("head", Role.HEAD, 1, process, resources)
@@ -113,8 +171,10 @@ def _head(spec: ClusterSpec) -> Group:
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
     """One process per processor and per GPU, one for transfers, and their parent."""
-    resources = Resources(group.cpu, group.memory, group.gpu, group.memory or 0)  # all data is in shared memory
-    slots = math.ceil(group.cpu)
+    resources = Resources(
+        group.processors, group.memory, group.gpu, (_cache(group) if group.cache else group.memory) or 0
+    )
+    slots = math.ceil(group.processors)
     sub_ports = _sub_ports(slots + group.gpu + IO_PROCESSES)
     memory = () if group.memory is None else ("--mem-bytes", str(group.memory))
     arguments = (
@@ -125,13 +185,38 @@ def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
     )  # fmt: skip
     process = Process(
         argv=_argv(spec, "worker", arguments),
-        env=_env(spec, group.env, resources),
+        env={**_env(spec, group.env, resources), **_storage_env(spec, group)},
         ports=(Port("worker", WORKER_PORT), Port("joined", JOINED_PORT), *sub_ports),
-        files={"launch.py": LAUNCH, "config.yml": _config(spec, {})},
+        files={"launch.py": LAUNCH, "config.yml": _config(spec, _storage_config(group)), **MEMBER_HOOK},
         probe=Probe("joined"),
+        hand_over=HandOver({"OARS_HAND_OVER": "1"}),  # read by launch.py
         **_common(spec),
     )
-    return Group(group.name, Role.WORKER, group.replicas, process, resources)
+    offers = {"cpu": slots, "gpu": group.gpu}
+    return Group(group.name, Role.WORKER, group.replicas, process, resources, offers=offers)
+
+
+def _cache(group: WorkerGroup) -> int:
+    """Bytes of shared memory, which holds all results; 0: the memory is not known, so there is no limit."""
+    if isinstance(group.cache, int):
+        return group.cache
+    return 0 if group.memory is None else cache_size(group.cache or CACHE, group.memory)
+
+
+def _storage_env(spec: ClusterSpec, group: WorkerGroup) -> dict[str, str]:
+    """With the size of shared memory (launch.py) and a directory, Mars spills. Each distribution has its own names; a
+    configuration with other storage backends is left alone."""
+    storage = _options(spec).config.get("storage", {})
+    cache = _cache(group)
+    if not cache or "backends" in storage:
+        return {}
+    values = {"CACHE_MEM_SIZE": str(cache), "SPILL_DIRS": "$(spill.all)"}
+    return {f"{prefix}_{name}": value for name, value in values.items() for prefix in ("MARS", "XORBITS")}
+
+
+def _storage_config(group: WorkerGroup) -> dict[str, Any]:
+    """Mars itself uses 95 % of the size."""
+    return {"storage": {"disk": {"size": group.spill.size}}} if group.spill and group.spill.size else {}
 
 
 def _argv(spec: ClusterSpec, role: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
@@ -170,7 +255,8 @@ def _env(spec: ClusterSpec, own: Mapping[str, str], resources: Resources) -> dic
     threads = {f"{library}_NUM_THREADS": "1" for library in ("MKL", "OMP", "OPENBLAS")}
     devices = {} if resources.gpu else {"CUDA_VISIBLE_DEVICES": ""}
     fixed = {"MARS_CPU_TOTAL": str(math.ceil(resources.cpu)), "MARS_LOG_DIR": "$(dir)", "XOSCAR_DIR": "$(dir)"}
-    return {**threads, **devices, **spec.env, **own, **memory, **fixed}
+    fixed["OARS_ADDRESS"] = ADDRESS  # for `new_session(…)` in a member: Mars itself reads no address from a variable
+    return {**threads, **devices, **spec.env, **own, **memory, **fixed, **TOKEN_ENV}
 
 
 def _config(spec: ClusterSpec, more: Mapping[str, Any]) -> str:

@@ -2,9 +2,9 @@
 where each member has its own address run plain `ray start`.
 
 Differences from plain `ray start`:
-- Everything stays on the loopback address. Ray would replace it by the machine's external address.
+- What is on the loopback address stays there. Ray would replace it by the machine's external address.
 - The directory gets a short name: the path of a Unix socket has at most 107 characters.
-- Workers share the head's directory, as nodes of one machine do in Ray's own tests: one log monitor serves all.
+- Workers on the head's machine share its directory, as in Ray's own tests: one log monitor serves all.
   Names in it contain the process id, because members that start at the same time would choose the same ones.
 - A raylet joins before its agents run, and the head before its dashboard: their ports are known in advance.
 - Without a dashboard, each raylet runs Ray's minimal agents.
@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+LOOPBACK = "127.0.0.1"  # the address of members if all are on one machine
 POLL_SECONDS = 0.02
 HEAD_WAIT_SECONDS = 600.0
+RANDOM_LENGTH = 5  # not more: the names of Ray's sockets leave 33 characters for the link
 
 
 def main() -> None:
@@ -33,6 +36,9 @@ def main() -> None:
     directory = take_option("--temp-dir")
     link = shorten(directory)
     ray_module("_private.services").resolve_ip_for_localhost = lambda host: host
+    # Programs that tasks start keep the loopback address of RAY_ADDRESS, too. Ray itself has read the variable already:
+    # with it `ray start` would refuse a second node.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray_module("_private.ray_constants").RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S = 0
     add_pid_to_names()
     if os.environ.get("OARS_RAY_MINIMAL_AGENTS"):  # make Ray behave as in an installation without the dashboard
@@ -46,7 +52,10 @@ def main() -> None:
         defer_dashboard()
         change_parameters(ray_client_server_port=None)
     else:
-        change_parameters(include_log_monitor=False)
+        if find_option("--node-ip-address") == LOOPBACK:
+            change_parameters(include_log_monitor=False)
+        else:
+            sys.argv.append(f"--temp-dir={link}")
         wait_for_head(address)
     ray_module("scripts.scripts").main()
 
@@ -69,11 +78,16 @@ def take_option(name: str) -> str:
 
 
 def shorten(directory: str) -> str:
-    """Create a symbolic link in /tmp to the directory; the place removes it."""
-    link = f"/tmp/oars-ray-{os.environ['OARS_TAG']}"
-    os.symlink(directory, link)
-    os.environ["TMPDIR"] = link
-    return link
+    """Create a symbolic link in /tmp to the directory; the place removes it. A part of its name is random, so that
+    another user cannot take the name in advance."""
+    while True:
+        link = f"/tmp/oars-ray-{os.environ['OARS_TAG']}-{secrets.token_urlsafe(4)[:RANDOM_LENGTH]}"
+        try:
+            os.symlink(directory, link)
+        except FileExistsError:
+            continue
+        os.environ["TMPDIR"] = link
+        return link
 
 
 def add_pid_to_names() -> None:
@@ -107,10 +121,10 @@ def announce_agent_ports() -> None:
 
 
 def defer_dashboard() -> None:
-    """Start the dashboard and the monitor after the raylet, without waiting for them: they take longer than all else.
-    If the dashboard is switched off, do not start its server at all; Ray would start an empty one."""
+    """Start the dashboard after the raylet, without waiting for it: it takes longer than all else. If the dashboard is
+    switched off, do not start its server at all; Ray would start an empty one."""
     constants, node_class = ray_module("_private.ray_constants"), ray_module("_private.node").Node
-    start, dashboard, monitor = node_class.__init__, node_class.start_api_server, node_class.start_monitor
+    start, dashboard = node_class.__init__, node_class.start_api_server
 
     def announce(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         node._webui_url = ""
@@ -124,11 +138,9 @@ def defer_dashboard() -> None:
         start(node, parameters, **options)
         if node._webui_url:
             dashboard(node, include_dashboard=None, raise_on_failure=False)
-        monitor(node)
 
     node_class.__init__ = start_in_order
     node_class.start_api_server = announce
-    node_class.start_monitor = lambda node: None
 
 
 def change_parameters(**changes: Any) -> None:

@@ -27,6 +27,7 @@ NEVER = str(10**6)  # seconds after which Ray ends the user's process; this modu
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GUARDED = ("get", "wait")
+ALIVE = 0  # GcsNodeInfo.GcsNodeState
 # Ray's error message for different versions: first the cluster's, then this process's.
 MISMATCH = re.compile(r"(?s)mismatch.*?Ray: (\S+).*?Python: (\S+).*?Ray: (\S+).*?Python: (\S+)")
 # Ray allows one connection at a time, and closes it asynchronously.
@@ -38,7 +39,7 @@ class Link:
     """A connected ray module. When the head is gone, `lost` is set and the callbacks in `on_loss` are called."""
 
     def __init__(self, access: Access) -> None:
-        self.name = access.name
+        self.access = access
         self.address = access.address
         self._is_ray_client = access.address.startswith(RAY_CLIENT)
         self.users = 0
@@ -80,7 +81,7 @@ class Link:
             there, here = (
                 dict(zip(("Ray", PYTHON), pair, strict=True)) for pair in (found.groups()[:2], found.groups()[2:])
             )
-            raise version_mismatch(access.name, here, there) from error
+            raise version_mismatch(access, here, there) from error
 
     @property
     def usable(self) -> bool:
@@ -88,9 +89,18 @@ class Link:
 
     def error(self) -> ClusterLost:
         return ClusterLost(
-            f"The head of the Ray cluster {self.name!r} died, and its running tasks are lost.",
-            f"Oars restarts the head: connect again and repeat the calls. `oars why {self.name}` shows the cause.",
+            f"The head of the Ray cluster {self.access.name!r} died, and its running tasks are lost.",
+            f"Oars restarts the head: connect again and repeat the calls. "
+            f"`{self.access.command('why')}` shows the cause.",
         )
+
+    def processors(self) -> float:
+        """The CPUs of the cluster's nodes. ray.cluster_resources() would abort this process if the head has just been
+        replaced; the GCS client raises an error."""
+        if self._is_ray_client:  # the server next to the head makes the call
+            return float(self.ray.cluster_resources().get("CPU", 0.0))
+        nodes = self.ray._private.worker.global_worker.gcs_client.get_all_node_info(timeout=CONNECT_SECONDS)
+        return float(sum(n.resources_total.get("CPU", 0.0) for n in nodes.values() if n.state == ALIVE))
 
     def close(self) -> None:
         """Disconnect, unless the program had called ray.init() itself."""
@@ -205,7 +215,7 @@ def _dial(access: Access) -> socket.socket:
     except OSError as error:
         raise EngineUnreachable(
             f"The head of the Ray cluster {access.name!r} does not reply at {access.address}: {error}.",
-            f"Run `oars why {access.name}`.",
+            f"Run `{access.command('why')}`.",
         ) from error
     connection.settimeout(None)
     return connection

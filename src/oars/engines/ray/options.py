@@ -17,3 +17,6 @@ class RayOptions(Part):
         default=None, description="Object store of each raylet, part of its memory; default 30 %."
     )
     dashboard: bool = Field(default=True, description="Run Ray's dashboard.")
+    fail_infeasible: bool = Field(
+        default=False, description="Fail tasks that no group of an autoscaled cluster can ever run, instead of waiting."
+    )

@@ -10,7 +10,8 @@ from typing import Any
 
 from oars.base.errors import UsageError
 from oars.engines.base import Access
-from oars.engines.ray.executor import RayExecutor
+from oars.engines.executor import EngineExecutor
+from oars.engines.ray.connection import RayConnection
 from oars.engines.ray.link import Link
 
 _lock = threading.Lock()
@@ -28,8 +29,18 @@ def disconnect(client: Any) -> None:
 
 
 def executor(access: Access) -> Executor:
-    link = _acquire(access)
-    return RayExecutor(link, lambda: _release(link))
+    def connect() -> RayConnection:
+        link = _acquire(access)
+        return RayConnection(link, lambda: _release(link))
+
+    return EngineExecutor(connect, _dumps)
+
+
+def _dumps(value: Any) -> bytes:
+    """Ray's pickler also knows actors and references."""
+    from ray import cloudpickle
+
+    return bytes(cloudpickle.dumps(value))
 
 
 def _acquire(access: Access) -> Link:
@@ -42,7 +53,7 @@ def _acquire(access: Access) -> Link:
             _link = Link(access)
         elif _link.address != access.address:
             raise UsageError(
-                f"This process is already connected to the Ray cluster {_link.name!r}; Ray allows one at a time.",
+                f"This process is connected to the Ray cluster {_link.access.name!r} already; Ray allows one.",
                 "Close that connection first, or use another process.",
             )
         _link.users += 1

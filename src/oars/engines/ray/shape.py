@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from oars.base.errors import SpecError
 from oars.engines.base import script
-from oars.model import Group, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.model import Group, HandOver, Inquiry, LogPattern, Needs, Port, Probe, Process, Resources, Role, Shape, Stop
+from oars.spec.resources import cache_size
 
 if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.ray.options import RayOptions
     from oars.spec.cluster import ClusterSpec, Head, WorkerGroup
 
-LAUNCH = script(__file__, "launch.py")
+LAUNCH, HEAD_HELPER = script(__file__, "launch.py"), script(__file__, "head_helper.py")
 
 MEMBER_LABEL = "oars.dev/member"
 INCARNATION_LABEL = "oars.dev/incarnation"
 GROUP_LABEL = "oars.dev/group"
 
-OBJECT_STORE_SHARE = 0.3  # of a member's memory; Ray takes the same share of a machine's
+STORE_SHARE = 0.3  # of a member's memory; Ray takes the same share of a machine's
 MIN_OBJECT_STORE = 80 * 2**20  # Ray refuses less than 75 MiB
+SPILL_ENV = ("RAY_object_spilling_config", "RAY_object_spilling_directory")  # the option would override them
 RESERVED_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 
 # Ports of every raylet. All are fixed: a raylet waits for agents that choose their own.
@@ -33,13 +36,6 @@ NODE_PORTS = (
     Port("agent-grpc", 6383, on_service=False),
     Port("agent", 52365, on_service=False),
     Port("metrics", 8080, on_service=False),
-)
-# "redis-primary" is the name that KubeRay uses for the GCS port.
-HEAD_PORTS = (
-    Port("client", 6379, alias="redis-primary"),
-    Port("dashboard", 8265, dashboard=True),
-    Port("ray-client", 10001),
-    *NODE_PORTS,
 )
 GCS_PROBE = Probe("dashboard", "/api/gcs_healthz")
 RAYLET_PROBE = Probe("agent", "/api/local_raylet_healthz")  # replies once the raylet has joined
@@ -53,7 +49,7 @@ PORT_OPTIONS = {
 }
 
 # Read when Ray starts, not when it is imported, so members that differ in them can share a fork server.
-LATE_ENV = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+LATE_ENV = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 # A driver exits with an error when the head is gone for this long (Ray's default: 60 s). A driver that did not notice
 # the change of heads would wait forever, so a new head waits a little longer before it listens. Members wait longer:
@@ -63,9 +59,13 @@ NEW_HEAD_DELAY_SECONDS = 5
 MEMBER_RECONNECT_SECONDS = 20
 RECONNECT_TIMEOUT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
+ADDRESS = "$(head.host):$(head.client)"
+
 MEMBER_ENV = {
+    "RAY_ADDRESS": ADDRESS,  # lets `ray.init()` find the cluster in every member; `ray start` does not read it
     RECONNECT_TIMEOUT: str(MEMBER_RECONNECT_SECONDS),
     "OARS_RAY_NEW_HEAD_DELAY": str(NEW_HEAD_DELAY_SECONDS),  # read by launch.py
+    "RAY_enable_autoscaler_v2": "1",  # else the GCS does not get what `request_resources` asks for
     "RAY_USAGE_STATS_ENABLED": "0",
     # The Ray Client server forks a process per driver. gRPC's fork support kills one in three of those that connect
     # soon after the start (a segmentation fault in its event engine).
@@ -73,10 +73,18 @@ MEMBER_ENV = {
     "SPT_NOENV": "1",  # Ray renames its processes and would overwrite the environment by which Oars finds them
 }
 
+# For so long `ray start` itself drains a raylet at SIGTERM.
+HAND_OVER = HandOver({"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "$(hand-over)"})
+
 # Drivers that nodes cannot connect to use the Ray Client server on the head.
 OUTSIDE = "ray://$(head.host):$(head.ray-client)"
 
 LOG_PATTERNS = (
+    LogPattern(
+        r"raylet \[exit code=-9\]",
+        "its raylet was killed, as the kernel does if the memory runs out",
+        "If it happens again, give it more `memory`, or lower `cache`.",
+    ),
     LogPattern(
         "(?i)version mismatch|the cluster was started with:",
         "its versions differ from those of the head",
@@ -141,17 +149,17 @@ def shape(spec: ClusterSpec) -> Shape:
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
         endpoints={
-            "client": "$(head.host):$(head.client)",
+            "client": ADDRESS,
             "outside": OUTSIDE,
             **dashboard,
         },
         secrets=("token",) if options.auth == "token" else (),
-        dashboard_secret="token" if dashboard and options.auth == "token" else "",
         image="rayproject/ray:2.60.0-py311",
         needs_helper=True,
+        moves_data=False,
         driver_env={  # lets `ray.init()` find the cluster
             **_auth(spec),
-            "RAY_ADDRESS": "$(head.host):$(head.client)",
+            "RAY_ADDRESS": ADDRESS,
             # Without it Ray replaces a loopback address by the machine's external one, where nothing listens. The name
             # comes from the systems on which "0" is the default.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -159,6 +167,7 @@ def shape(spec: ClusterSpec) -> Shape:
             RECONNECT_TIMEOUT: str(DRIVER_RECONNECT_SECONDS),
         },
         outside_env={"RAY_ADDRESS": OUTSIDE},
+        inquiry=Inquiry("client", script=HEAD_HELPER),
         log_patterns=LOG_PATTERNS,
     )
 
@@ -171,41 +180,57 @@ def _auth(spec: ClusterSpec) -> dict[str, str]:
 
 
 def _head(spec: ClusterSpec) -> Group:
-    """The head runs tasks only if the cluster has no workers."""
-    has_workers = any(group.replicas for group in spec.workers)
+    """The head runs tasks only if the cluster has no workers, and will not have any."""
+    has_workers = any(group.replicas or group.max for group in spec.workers)
     dashboard = _options(spec).dashboard
     resources = _resources(spec, spec.head, "head")
     arguments = [
         "--head",
+        "--no-monitor",  # Ray's own autoscaler: it would warn of work that Oars is about to serve
         "--port=$(port.client)",
         "--dashboard-host=$(bind)",
         "--dashboard-port=$(port.dashboard)",
         "--ray-client-server-port=$(port.ray-client)",
         *([] if dashboard else ["--include-dashboard=false"]),
-        *_node(spec, resources, {}, "head"),
+        *_node(resources, {}, "head"),
         f"--num-cpus={0 if has_workers else _cpus(resources.cpu)}",
         "--num-gpus=0",
     ]
     probe = GCS_PROBE if dashboard else RAYLET_PROBE
-    process = _process(spec, arguments, spec.head.env, HEAD_PORTS, probe)
+    ports = (
+        Port("client", 6379, alias="redis-primary"),  # as KubeRay calls the port of the GCS
+        Port("dashboard", 8265, dashboard=True, secret="" if _options(spec).auth == "none" else "token"),
+        Port("ray-client", 10001),
+        *NODE_PORTS,
+    )
+    failing = {"RAY_enable_infeasible_task_early_exit": "1"} if _options(spec).fail_infeasible else {}
+    process = _process(spec, arguments, {**failing, **spec.head.env}, ports, probe)
     return Group("head", Role.HEAD, 1, process, resources)
 
 
 def _workers(spec: ClusterSpec, group: WorkerGroup) -> Group:
-    resources = _resources(spec, group, f"workers[{group.name}]", group.gpu)
+    resources = _resources(spec, group, f"workers[{group.name}]", group.gpu, group.cache)
     amounts = {name: int(amount) for name, amount in sorted(group.resources.items())}
+    env = {**spec.env, **group.env}
+    # Without it, several raylets of one machine would share a directory, which outlives each of them. Ray lets all
+    # users write to the directory, so it is one below the private one.
+    spills = group.spill is not None or not any(name in env for name in SPILL_ENV)
     arguments = [
-        "--address=$(head.host):$(head.client)",
-        *_node(spec, resources, group.labels, group.name),
+        f"--address={ADDRESS}",
+        *_node(resources, group.labels, group.name),
+        *(["--object-spilling-directory=$(spill)/ray-spill"] if spills else []),
         f"--num-cpus={_cpus(resources.cpu)}",
         f"--num-gpus={resources.gpu}",
         *([f"--resources={json.dumps(amounts)}"] if amounts else []),
     ]
-    process = _process(spec, arguments, group.env, NODE_PORTS, RAYLET_PROBE)
-    return Group(group.name, Role.WORKER, group.replicas, process, resources)
+    process = replace(_process(spec, arguments, group.env, NODE_PORTS, RAYLET_PROBE), hand_over=HAND_OVER)
+    offers = {"cpu": _cpus(resources.cpu), "gpu": resources.gpu, **amounts}
+    if resources.memory is not None:
+        offers["memory"] = resources.memory - resources.shared_memory
+    return Group(group.name, Role.WORKER, group.replicas, process, resources, offers=offers)
 
 
-def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], group: str) -> Iterable[str]:
+def _node(resources: Resources, labels: Mapping[str, str], group: str) -> Iterable[str]:
     """Arguments of every raylet. Its labels name the member and its incarnation."""
     own_labels = {MEMBER_LABEL: "$(member)", INCARNATION_LABEL: "$(incarnation)", GROUP_LABEL: group}
     yield "--node-ip-address=$(host)"
@@ -222,16 +247,26 @@ def _node(spec: ClusterSpec, resources: Resources, labels: Mapping[str, str], gr
         yield f"--object-store-memory={resources.shared_memory}"
 
 
-def _resources(spec: ClusterSpec, member: Head | WorkerGroup, where: str, gpu: int = 0) -> Resources:
+def _resources(
+    spec: ClusterSpec, member: Head | WorkerGroup, where: str, gpu: int = 0, cache: int | str | None = None
+) -> Resources:
     """The object store is part of the memory and must leave some for tasks. Without both sizes Ray chooses its own."""
-    share = 0 if member.memory is None else max(MIN_OBJECT_STORE, int(member.memory * OBJECT_STORE_SHARE))
-    store = _options(spec).object_store_memory or share
+    store = _options(spec).object_store_memory or 0
+    if cache is not None and store:
+        raise SpecError(f"{where}.cache and ray.objectStoreMemory both set the object store.", "Remove one of them.")
+    if isinstance(cache, int):
+        store = cache
+    elif not store and member.memory is not None:
+        store = cache_size(cache, member.memory) if cache else max(MIN_OBJECT_STORE, int(member.memory * STORE_SHARE))
+    if 0 < store < MIN_OBJECT_STORE:
+        size = f"{store / 2**20:.0f}Mi"
+        raise SpecError(f"{where}.cache is {size}; Ray's object store needs at least 80Mi.", f"Raise {where}.cache.")
     if member.memory is not None and store >= member.memory:
         raise SpecError(
             f"{where}.memory must be larger than Ray's object store, which takes {store / 2**20:.0f}Mi of it.",
-            f"Raise {where}.memory, or lower ray.objectStoreMemory if it is set.",
+            f"Raise {where}.memory, or lower {where}.cache or ray.objectStoreMemory if it is set.",
         )
-    return Resources(member.cpu, member.memory, gpu, store)
+    return Resources(member.processors, member.memory, gpu, store)
 
 
 def _cpus(cpu: float) -> int:
@@ -253,5 +288,5 @@ def _process(
         late_env=LATE_ENV,
         stop=Stop("TERM", 3.0),
         probe=probe,
-        litter=("/tmp/oars-ray-$(tag)",),
+        litter=("/tmp/oars-ray-$(tag)-*",),
     )

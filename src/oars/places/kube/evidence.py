@@ -26,6 +26,8 @@ STUCK = 3.0  # without a change: a pod that has a node and is not ready may need
 STALLED = 15.0  # without a change: the Deployment controller, which may be busy, ignores a new generation
 LOG_TIMEOUT = 4.0  # the node may not respond
 LOG_LINES = 20
+# Reasons of the events by which cluster-autoscaler and Karpenter announce a node for a pod.
+NODE_COMING = ("TriggeredScaleUp", "Nominated")
 
 
 class SharedLists:
@@ -34,11 +36,11 @@ class SharedLists:
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._lists: dict[tuple[str, str], tuple[float, asyncio.Task[list[Object] | None]]] = {}
+        self._lists: dict[tuple[str, str, str], tuple[float, asyncio.Task[list[Object] | None]]] = {}
 
     async def get(self, kind: Kind, namespace: str | None, fields: str = "") -> list[Object] | None:
         """None if the list cannot be read, for example for lack of permission: explanations are less exact then."""
-        now, key = self._clock(), (kind.plural, namespace or "")
+        now, key = self._clock(), (kind.plural, namespace or "", fields)
         if key not in self._lists or now - self._lists[key][0] >= POLL:
             # Drop expired lists: those of nodes and events are large.
             self._lists = {k: cached for k, cached in self._lists.items() if now - cached[0] < 2 * POLL}
@@ -55,23 +57,32 @@ class SharedLists:
 class Evidence:
     """What is known about the failures of one cluster."""
 
-    def __init__(self, client: Client, namespace: str, lists: SharedLists, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        lists: SharedLists,
+        clock: Callable[[], float] = time.monotonic,
+        is_member: Callable[[Object], bool] = observe.is_member,
+    ) -> None:
         self._client = client
+        self._is_member = is_member
         self._namespace = namespace
         self._lists = lists
         self._clock = clock
         self._versions: frozenset[str] = frozenset()
         self._changed = 0.0
+        self.awaiting_node: frozenset[str] = frozenset()  # pods for which a node autoscaler is adding a node
         self.forget()
 
     def forget(self) -> None:
         """Call when the cluster is healthy."""
-        self._collected, self._known = 0.0, Snapshot()
+        self._collected, self._known, self.awaiting_node = 0.0, Snapshot(), frozenset()
 
     async def causes(
         self, pods: Sequence[Object], deployments: Sequence[Object], log_patterns: Sequence[LogPattern] = ()
     ) -> tuple[Cause, ...]:
-        pods = list(filter(observe.is_member, pods))
+        pods = list(filter(self._is_member, pods))
         now = self._clock()
         versions = frozenset(str(obj["metadata"].get("resourceVersion")) for obj in (*pods, *deployments))
         if versions != self._versions:
@@ -85,6 +96,7 @@ class Evidence:
         if is_due and (is_stuck or stalled or any(map(is_failing, pods)) or any(map(has_replica_failure, deployments))):
             self._collected = now
             self._known = await self._collect(pods)
+            self.awaiting_node = await self._awaiting_node(pods)
         snapshot = replace(self._known, pods=pods, deployments=deployments, stalled=stalled, log_patterns=log_patterns)
         return causes(snapshot, self._namespace)
 
@@ -99,6 +111,14 @@ class Evidence:
             nodes=await self._lists.get(NODE, None) if is_unplaced else self._known.nodes,
             log_tails=dict(zip(keys, tails, strict=True)),
         )
+
+    async def _awaiting_node(self, pods: Sequence[Object]) -> frozenset[str]:
+        unplaced = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods if _is_unschedulable(pod)}
+        if not unplaced:
+            return frozenset()
+        lists = [await self._lists.get(EVENT, self._namespace, f"reason={reason}") or [] for reason in NODE_COMING]
+        events = (event["involvedObject"] for listed in lists for event in listed)
+        return frozenset(unplaced[each["uid"]] for each in events if each.get("uid") in unplaced)
 
     async def _log_tail(self, pod: Object, container: str) -> tuple[str, ...]:
         """The last lines before the container died; it may have been restarted since."""

@@ -40,6 +40,7 @@ class Launch:
     cwd: str
     log: str
     title: str = "member"
+    cgroup: str = ""  # that the process joins; empty: it stays in that of the keeper
 
 
 class ForkServerClient:

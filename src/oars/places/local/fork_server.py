@@ -4,7 +4,8 @@ environment: standard library only, no import of Oars.
 It reads requests as JSON lines from the socket whose descriptor is its first argument, and replies there:
 
     {"op": "preload", "modules": [...]}                               → {"preloaded": […], "failed": {module: error}}
-    {"op": "spawn", "id": n, "argv": […], "entry": "m:f", "env": {…}, "cwd": …, "log": path, "pipe": bool}
+    {"op": "spawn", "id": n, "argv": […], "entry": "m:f", "env": {…}, "cwd": …, "log": path, "pipe": bool,
+     "title": name, "cgroup": path}
                                                                       → {"spawned": n, "pid": …} or {…, "error": …}
     a child ends                                                      → {"exited": pid, "status": wait status}
 
@@ -123,6 +124,8 @@ def set_up_child(channel: socket.socket, message: dict[str, Any], pipe: int | No
     os.dup2(log if pipe is None else pipe, 1)
     os.dup2(log, 2)
     os.closerange(3, 256)
+    if message["cgroup"]:
+        join_cgroup(message["cgroup"])
     os.environ.clear()
     os.environ.update(message["env"])
     os.chdir(message["cwd"])
@@ -131,6 +134,15 @@ def set_up_child(channel: socket.socket, message: dict[str, Any], pipe: int | No
     ctypes.CDLL(None).prctl(PR_SET_NAME, message["title"].encode()[:15], 0, 0, 0)
     if "numpy" in sys.modules:  # children must not draw the same random numbers; Python reseeds its own generator
         sys.modules["numpy"].random.seed()
+
+
+def join_cgroup(path: str) -> None:
+    """Without the limit of its memory a process can still work."""
+    try:
+        with open(os.path.join(path, "cgroup.procs"), "w") as members:
+            members.write("0")  # this process
+    except OSError as error:
+        sys.stderr.write(f"The memory is not limited: cannot join {path}: {error}.\n")
 
 
 def label_child(label: str) -> None:

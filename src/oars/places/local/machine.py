@@ -1,8 +1,10 @@
-"""This computer as a machine: fork servers start the members, which all listen on 127.0.0.1."""
+"""This computer as a machine: fork servers start the members, which listen on 127.0.0.1 unless the
+cluster spans several machines."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import glob
 import os
 import shutil
@@ -14,12 +16,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from oars.base.errors import OarsError
+from oars.base.errors import OarsError, StartFailed
 from oars.base.files import write_private
 from oars.base.log import get_logger, pairs
-from oars.model import Process
-from oars.places.local import logs, ports
+from oars.model import OUT_OF_MEMORY, Limit, Process
+from oars.places.local import cgroup, logs, ports
 from oars.places.local.fork_client import ForkServerClient, Launch
+from oars.places.local.memory import usable_memory
 from oars.places.local.process import (
     CLUSTER,
     MARK,
@@ -35,8 +38,9 @@ from oars.places.local.process import (
 )
 from oars.places.local.store import ClusterDir, ClusterRecord, tag
 from oars.places.process.ledger import Entry, read_ledger
-from oars.places.process.machine import UNKNOWN_EXIT, Exit, Streams
+from oars.places.process.machine import HELPER_GRACE, UNKNOWN_EXIT, Exit, Streams
 from oars.plan.fill import fill, fill_mapping
+from oars.spec.resources import show_memory
 
 HOST = "127.0.0.1"
 KILL_SECONDS = 10.0  # a process that survives SIGKILL for longer is stuck in the kernel
@@ -49,32 +53,48 @@ class LocalMachine:
     """See machine.Machine. One fork server per set of import-time environment variables; usually there is one. `wake`
     is called when a member ends."""
 
-    host = HOST
-
     def __init__(
         self, directory: ClusterDir, record: ClusterRecord, environ: Mapping[str, str], wake: Callable[[], None]
     ) -> None:
         self._dir = directory
         self._record = record
         self._environ = environ
+        self.host = record.link.host if record.link else HOST
+        self.fixed_ports: Mapping[str, int] = record.link.ports if record.link else {}
         self._wake = wake
         self._exits = ExitWatch(wake)
+        self._cgroups = cgroup.delegation(environ)
         self._fork_servers: dict[tuple[tuple[str, str], ...], ForkServerClient] = {}
+        self._helpers: set[asyncio.Task[None]] = set()  # each ends a helper whose streams are closed
         self._ended: dict[tuple[str, int], float] = {}  # member, incarnation → when we first saw that it had ended
 
+    @functools.cached_property
+    def limits(self) -> tuple[Limit, ...]:
+        processors, memory = len(os.sched_getaffinity(0)), usable_memory(self._environ)
+        return (
+            Limit(f"this machine has {processors} processor{'' if processors == 1 else 's'}", "cpu", processors),
+            Limit(f"this machine has {show_memory(memory)} of memory", "memory", memory),
+        )
+
     def free_ports(self, count: int, claimed: Collection[int]) -> list[int]:
-        return ports.free_ports(count, claimed, HOST)
+        return ports.free_ports(count, claimed, self.host)
 
     def can_bind(self, numbers: Collection[int]) -> bool:
-        return ports.can_rebind(numbers, HOST)
+        return ports.can_rebind(numbers, self.host)
 
     def values(self, entry: Entry, process: Process) -> Mapping[str, str]:
-        return path_values(self._dir, entry, process)
+        return path_values(self._dir, entry, process) | {"tag": tag(self._record.mark, entry.incarnation)}
+
+    def secret(self, name: str) -> str:
+        return read_secret(self._dir, name)
 
     # start
 
     async def start(self, entry: Entry, process: Process, values: Mapping[str, str]) -> Entry:
         launch = self._prepare(entry, process, values)
+        if entry.memory is not None:
+            path = cgroup.create(self._cgroups, tag(self._record.mark, entry.incarnation), entry.memory)
+            launch, entry = replace(launch, cgroup=path), replace(entry, cgroup=path)
         pid = await self._fork_server(process, launch.env).spawn(launch)
         identity = identify(pid) or Identity(pid, 0, "")  # a process that has already ended has no identity
         return replace(entry, pid=pid, start=identity.start, boot=identity.boot, started_at=time.time())
@@ -82,6 +102,8 @@ class LocalMachine:
     def _prepare(self, entry: Entry, process: Process, values: Mapping[str, str]) -> Launch:
         """Create the member's directory and files."""
         Path(values["dir"]).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (fill(each, values) for each in entry.spill):
+            _make_spill_directory(Path(path))
         for name, text in fill_mapping(process.files, values).items():
             write_private(Path(values[f"file.{name}"]), text.encode())
         return Launch(
@@ -102,13 +124,18 @@ class LocalMachine:
         launch = Launch([str(path)], str(path), env, str(self._dir.members), log_file, "helper")
         ours, theirs = socket.socketpair()
         try:
-            await self._fork_server(process, env).spawn(launch, theirs)
+            pid = await self._fork_server(process, env).spawn(launch, theirs)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        return await asyncio.open_connection(sock=ours, limit=2**24)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=2**24)
+        if (identity := identify(pid)) is not None:
+            task = asyncio.create_task(_end_helper(identity, writer))
+            self._helpers.add(task)
+            task.add_done_callback(self._helpers.discard)
+        return reader, writer
 
     def _environment(self, process: Process, entry: Entry, values: Mapping[str, str]) -> dict[str, str]:
         """The environment of the process that started the cluster, without the variables of another cluster, with the
@@ -147,11 +174,14 @@ class LocalMachine:
         assert entry.pid is not None
         known = [server.exit_of(entry.pid) for server in self._fork_servers.values()]
         if found := next((each for each in known if each not in (None, UNKNOWN_EXIT)), None):
-            return found
+            return _with_cause(found, entry)
         if None not in known:
-            return UNKNOWN_EXIT
+            return _with_cause(UNKNOWN_EXIT, entry)
         since = self._ended.setdefault((entry.id, entry.incarnation), time.monotonic())
         return UNKNOWN_EXIT if time.monotonic() - since > EXIT_SECONDS else None
+
+    def memory_kills(self, entry: Entry) -> int:
+        return cgroup.kills(entry.cgroup) if entry.cgroup else 0
 
     def tail(self, member: str, count: int) -> tuple[str, ...]:
         return logs.last_lines(self._dir.log_file(member), count)
@@ -173,6 +203,8 @@ class LocalMachine:
         for entry in entries:
             self._ended.pop((entry.id, entry.incarnation), None)
             remove_litter(entry.litter, tag(self._record.mark, entry.incarnation))
+            if entry.cgroup:
+                cgroup.remove(entry.cgroup)
 
     async def sweep_unknown(self, known: Sequence[Entry]) -> None:
         """Spare the children of our own fork servers: they are helpers, or their start is about to be recorded."""
@@ -190,6 +222,7 @@ class LocalMachine:
             if time.monotonic() > deadline:
                 break
         remove_litter(litter, tag(self._record.mark, "*"))
+        cgroup.remove_all(self._cgroups, tag(self._record.mark, ""))
 
     async def close(self) -> None:
         await self._close(kill=False)
@@ -197,6 +230,8 @@ class LocalMachine:
     async def _close(self, *, kill: bool) -> None:
         """Release the fork servers; their children keep running. With `kill` they start no pending children."""
         self._exits.close()
+        for task in self._helpers:
+            task.cancel()
         servers, self._fork_servers = self._fork_servers, {}
         await asyncio.gather(*(server.close(kill=kill) for server in servers.values()))
 
@@ -210,9 +245,18 @@ def path_values(directory: ClusterDir, entry: Entry, process: Process) -> dict[s
     return values
 
 
+def read_secret(directory: ClusterDir, name: str) -> str:
+    """Empty if there is no such file."""
+    try:
+        return (directory.secrets / name).read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return ""
+
+
 def remove_cluster(directory: ClusterDir, seconds: float) -> None:
     """Kill all processes of a cluster and remove its files, without a keeper. It needs no record: the record may be
-    damaged, or written by another version of Oars. It blocks; it needs no event loop."""
+    damaged, or written by another version of Oars. It blocks; it needs no event loop. Raises OarsError, and removes
+    no file, if a keeper still holds its lock."""
     entries: list[Entry] = []
     marks: set[str] = set()
     with suppress(OarsError):
@@ -229,20 +273,51 @@ def remove_cluster(directory: ClusterDir, seconds: float) -> None:
         for identity in (*(each.identity for each in found), *recorded):
             send(identity, signal.SIGKILL)
             wait_for_exit(identity.pid, deadline - time.monotonic())
+    if directory.has_keeper:  # it survived, so it runs on another host that shares the directory
+        message = f"A keeper of cluster {directory.name!r} runs on another host that shares the state directory."
+        raise OarsError(message, f"Run `oars down {directory.name}` on the host where it was created.")
+    for entry in entries:
+        if entry.cgroup:
+            cgroup.remove(entry.cgroup)
     for mark in marks:
         remove_litter({pattern for entry in entries for pattern in entry.litter}, tag(mark, "*"))
     directory.remove()
 
 
+def _make_spill_directory(path: Path) -> None:
+    """Nobody else can have created it: a part of its name is random."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StartFailed(
+            f"The spill directory {path.parent} cannot be used: {error.strerror}.",
+            "Choose another directory in `spill.paths`, or change its owner.",
+        ) from error
+
+
 def remove_litter(patterns: Iterable[str], tag: str) -> None:
     """Remove what members leave outside their directories (Process.litter), such as links and shared memory. The
-    processes with the tag must have ended."""
+    processes with the tag must have ended. Other users can create files with such names: those stay, and a file that
+    cannot be removed stops nothing."""
     for pattern in patterns:
         for found in map(Path, glob.glob(fill(pattern, {"tag": tag}))):
-            if found.is_dir() and not found.is_symlink():
-                shutil.rmtree(found, ignore_errors=True)
-            else:
-                found.unlink(missing_ok=True)
+            try:
+                if found.lstat().st_uid != os.geteuid():
+                    log.warning(pairs("file of another user has the name of a leftover", path=found))
+                elif found.is_dir() and not found.is_symlink():
+                    shutil.rmtree(found, ignore_errors=True)
+                else:
+                    found.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning(pairs("leftover not removed", path=found, error=error))
+
+
+def _with_cause(found: Exit, entry: Entry) -> Exit:
+    """Say so if the kernel killed a process of the member for its memory. Another exit may be a consequence of that."""
+    if found.code == 0 or not entry.cgroup or not cgroup.kills(entry.cgroup):
+        return found
+    return replace(found, reason=f"{OUT_OF_MEMORY} and {found.reason} (the limit is {show_memory(entry.memory or 0)})")
 
 
 def _label(entry: Entry) -> str:
@@ -252,6 +327,14 @@ def _label(entry: Entry) -> str:
 
 def _identity(entry: Entry) -> Identity | None:
     return None if entry.pid is None else Identity(entry.pid, entry.start, entry.boot)
+
+
+async def _end_helper(helper: Identity, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        await writer.wait_closed()
+    if not await gone([helper], HELPER_GRACE):
+        log.info(pairs("helper killed", pid=helper.pid))
+        send(helper, signal.SIGKILL)
 
 
 async def _kill(identities: Sequence[Identity]) -> None:

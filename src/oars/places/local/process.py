@@ -25,6 +25,11 @@ CLUSTER = "OARS_CLUSTER_DIR"  # directory of the cluster that the process belong
 PROC = Path("/proc")
 
 
+def is_supported() -> bool:
+    """True if this system has what the functions here need: Linux with /proc."""
+    return hasattr(os, "pidfd_open") and (PROC / "self/stat").exists()
+
+
 @dataclass(frozen=True)
 class Identity:
     """Identity of a process: a pid may be reused, but not with the same start time and boot."""
@@ -38,7 +43,11 @@ class Identity:
 
 
 def boot_id() -> str:
-    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    """Identifies this boot of this kernel; empty on other systems than Linux."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def identify(pid: int) -> Identity | None:
@@ -50,11 +59,6 @@ def identify(pid: int) -> Identity | None:
 def start_of(pid: int) -> int | None:
     fields = _stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
-
-
-def session_of(pid: int) -> int | None:
-    fields = _stat(pid)
-    return None if fields is None else int(fields[3])
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -104,6 +108,20 @@ def marked(value: str, variable: str = MARK) -> list[Marked]:
             label = environment.get(MEMBER, "").strip()
             found.append(Marked(identity, int(fields[1]), int(fields[3]), environment.get(MARK, ""), label))
     return found
+
+
+def usage_of(pid: int) -> tuple[float, int]:
+    """CPU seconds so far, and bytes of memory; memory that several processes share is divided among them."""
+    fields = _stat(pid)
+    if fields is None:
+        return 0.0, 0
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    try:
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+        sizes = (line.split()[1] for line in text.splitlines() if line.startswith("Pss:"))
+        return seconds, 1024 * int(next(sizes, "0"))
+    except OSError:  # it has ended, or the kernel does not have this file
+        return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def send(identity: Identity, number: signal.Signals) -> bool:
@@ -195,5 +213,12 @@ class ExitWatch:
 def exit_from_status(status: int) -> Exit:
     """The Exit for a wait status."""
     code = os.waitstatus_to_exitcode(status)
-    reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return Exit(reason, code)
+    return Exit(f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}", code)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, for people."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

@@ -8,9 +8,11 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,17 @@ from oars.base.errors import Denied, NameInUse, NotFound, OarsError, Replaced
 from oars.base.files import write_private
 from oars.model import Desired
 from oars.places.intent import Intent
+from oars.places.local.host import Host, Residence, booted_at, residence, this_host
 from oars.places.local.process import Identity
 from oars.places.process.ledger import locked, read_ledger, write_json
+from oars.places.process.link import Link
 from oars.places.report import Report
+from oars.secure.expiry import expires_at
+from oars.secure.secrets import cluster_secrets
 from oars.spec.status import Phase, Status
 
 STOP = b"stop\n"  # to the keeper's socket: stops the cluster even if the disk is full
+LOCK_SECONDS = 1.0
 REMOVED = ".removed-"  # prefix of directories that are being removed
 
 
@@ -38,24 +45,63 @@ class ClusterRecord:
     python: str
     mark: str  # in the environment of all its processes
     created: float
+    host: Host  # only it and its user change the cluster, which does not survive a reboot
     owner: Identity | None = None  # a tied cluster ends when this process does
-    boot: str = ""  # of the machine; a cluster does not survive a reboot
     cwd: str = "/"  # the user's directory: tasks find the same files and modules there
     import_path: tuple[str, ...] = ()
+    link: Link | None = None  # to other machines
+    job: str = ""  # mark of the job that it was created for
 
     @property
     def desired(self) -> Desired:
-        return self.intent.applied_to(self.spec_desired)
+        return replace(self.intent.applied_to(self.spec_desired), created_at=self.created)
 
     def changed(self, desired: Desired | None = None, **intent: Any) -> ClusterRecord:
         """The record with a changed intent, and with a changed spec its desired state."""
         return replace(self, intent=self.intent.changed(**intent), spec_desired=desired or self.spec_desired)
 
 
+def is_locked(path: Path) -> bool:
+    """True if a keeper holds this lock."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def lock_keeper(path: Path) -> int | None:
+    """Lock the file as long as the returned descriptor is open. None: a keeper has it, or its directory was removed
+    meanwhile. A client that tests for a keeper holds the lock for a moment (is_locked), so a single failure proves
+    nothing."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor if os.path.samestat(os.fstat(descriptor), path.stat()) else None
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)  # poll: flock has no timeout
+
+
 def tag(mark: str, start: object) -> str:
     """Part of the names of what one start of a member leaves outside its directory. Short, because socket paths are
     limited."""
     return f"{mark[:8]}-{start}"
+
+
+@lru_cache(maxsize=16)
+def _decoded(text: str) -> ClusterRecord:
+    """A client reads the record of its cluster many times while it waits, and decoding it takes a millisecond."""
+    return codec.load(ClusterRecord, json.loads(text))
 
 
 class ClusterDir:
@@ -89,23 +135,14 @@ class ClusterDir:
 
     @property
     def has_keeper(self) -> bool:
-        """True if a keeper runs: it holds its lock until it ends."""
-        try:
-            descriptor = os.open(self.keeper_lock, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        """True if a keeper runs, here or on another host that shares the directory: it holds its lock until it
+        ends."""
+        return is_locked(self.keeper_lock)
 
     def read(self) -> ClusterRecord:
         """The cluster's record. Raises NotFound, or Replaced if another cluster has the name."""
         try:
-            record = codec.load(ClusterRecord, json.loads(self.record_file.read_text()))
+            record = _decoded(self.record_file.read_text())
         except FileNotFoundError:
             raise NotFound(f"There is no cluster {self.name!r}.", "`oars ls` lists the clusters.") from None
         except ValueError as error:
@@ -115,6 +152,10 @@ class ClusterDir:
             raise Replaced(self.name)
         return record
 
+    def residence(self, record: ClusterRecord) -> Residence:
+        """Where the cluster with this record is, seen from this process."""
+        return residence(record.host, record.created, this_host(), booted_at(), lambda: self.has_keeper)
+
     def change(self, change: Callable[[ClusterRecord], ClusterRecord]) -> ClusterRecord:
         """Change the record. `change` runs under a lock, so that concurrent commands do not lose changes."""
         with locked(self.path / "intent.lock"):
@@ -123,13 +164,14 @@ class ClusterDir:
         return record
 
     def read_report(self) -> Report | None:
+        """None: there is none yet, or it cannot be read. The keeper writes it anew."""
         try:
             return codec.load(Report, json.loads(self.report_file.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
 
     def write_report(self, report: Report) -> None:
-        write_json(self.report_file, codec.dump(report))
+        write_json(self.report_file, codec.dump(report), durable=False)
 
     @contextmanager
     def claim_ports(self) -> Iterator[set[int]]:
@@ -141,6 +183,13 @@ class ClusterDir:
                     for entry in read_ledger(path).entries.values():
                         claimed.update(entry.ports.values())
             yield claimed
+
+    def secrets_expire_at(self) -> float | None:
+        return expires_at({path.name: path.read_bytes() for path in self.secrets.glob("ca.pem")})
+
+    def renew_certificates(self) -> None:
+        for name, data in cluster_secrets(self.name, ("tls",)).items():
+            write_private(self.secrets / name, data)
 
     def log_file(self, member: str) -> Path:
         return self.logs / f"{member}.log"
@@ -213,8 +262,11 @@ class Store:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def name_in_use(name: str) -> NameInUse:
-    return NameInUse(f"Cluster {name!r} exists already.", f"Choose another name, or run `oars down {name}`.")
+def name_in_use(name: str, host: str = "") -> NameInUse:
+    """`host`: the other host that the cluster belongs to."""
+    where = f" on {host}" if host else ""
+    hint = f"Choose another name, or run `oars down {name}`{where}."
+    return NameInUse(f"Cluster {name!r} exists already{where}.", hint)
 
 
 def empty_report(record: ClusterRecord) -> Report:

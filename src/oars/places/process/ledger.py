@@ -37,6 +37,9 @@ class Entry:
     signal: str = "TERM"
     grace: float = 10.0
     litter: tuple[str, ...] = ()
+    memory: int | None = None  # bytes that it may use; None: not limited
+    cgroup: str = ""  # that limits its memory; empty: nothing does
+    spill: tuple[str, ...] = ()  # directories for data that does not fit in memory, named by $(tag); removed with it
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,14 @@ def read_ledger(path: Path) -> Ledger:
 
 
 def write_ledger(path: Path, ledger: Ledger) -> None:
-    write_json(path, codec.dump(ledger))
+    """Not durable: no process that it lists survives a power cut."""
+    write_json(path, codec.dump(ledger), durable=False)
 
 
-def write_json(path: Path, data: object) -> None:
+def write_json(path: Path, data: object, *, durable: bool = True) -> None:
     """Write a private file atomically. Raises FileNotFoundError, and creates nothing, if its directory was removed."""
     path.parent.stat()
-    write_private(path, json.dumps(data).encode())
+    write_private(path, json.dumps(data).encode(), durable=durable)
 
 
 @contextmanager

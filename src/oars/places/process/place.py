@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,8 +33,12 @@ from oars.places.process.ledger import Entry, Ledger, read_ledger, write_ledger
 from oars.places.process.machine import UNKNOWN_EXIT, Machine
 from oars.places.process.wire import Helpers, ProcessWire
 from oars.places.report import Report
+from oars.plan import why
+from oars.plan.fill import fill
+from oars.secure import expiry
 
 TAIL_LINES = 20
+SPILL = "oars-$(tag)"  # the member's own directory in a spill path
 
 log = get_logger(__name__)
 
@@ -47,6 +52,12 @@ class Files(Protocol):
 
     def claim_ports(self) -> AbstractContextManager[set[int]]:
         """Hold the machine-wide lock on ports; yields the ports that clusters have claimed."""
+
+    def secrets_expire_at(self) -> float | None:
+        """When the cluster's certificates expire; None if it has none."""
+
+    def renew_certificates(self) -> None:
+        """Replace the cluster's certificates."""
 
 
 class ProcessPlace:
@@ -66,19 +77,24 @@ class ProcessPlace:
         self._unwritten = False  # the ledger on disk is older than the one in memory
         self._helpers = Helpers(self._start_helper)
         self._head_process: Process | None = None
+        self._expires_at = files.secrets_expire_at()
         self.report: Report | None = None
 
     # observe
 
     async def observe(self, desired: Desired) -> Observed:
-        members, deaths = [], {}
+        members, deaths, kills = [], {}, []
         for entry in self._ledger.entries.values():
             member = self._member(entry)
             members.append(member)
+            if member.state is MemberState.RUNNING and (count := self._machine.memory_kills(entry)):
+                kills.append(why.memory_kills(member, count, entry.memory or 0))
             if member.state is MemberState.EXITED:
                 at = self._exits.get(entry.id, entry).exited_at
                 deaths[entry.id] = Death(member.incarnation, at, entry.started_at, member.reason, member.tail)
-        return Observed(tuple(members), self._ledger.state, deaths)
+        hint = f"To do it at a time of your choice, run `oars down {desired.name}` and create the cluster again."
+        remarks = (*kills, *expiry.announcement(self._expires_at, time.time(), hint))
+        return Observed(tuple(members), self._ledger.state, deaths, remarks=remarks, limits=self._machine.limits)
 
     def _member(self, entry: Entry) -> Member:
         state, reason, code = self._state(entry)
@@ -119,11 +135,28 @@ class ProcessPlace:
     async def ensure(self, desired: Desired, step: Ensure) -> None:
         """A member that ended starts again after `collect` has removed what is left of it: its children may hold its
         ports. Before that its death is observed, so that it counts."""
+        if step.group.role is Role.HEAD:
+            await self._renew_certificates()
         entries, swept = self._ledger.entries, self._swept or set()
         missing = [m for m in step.members if m not in entries or entries[m].incarnation in swept]
         if missing:
             for entry in self._record_starts(step.group, missing, desired.head_epoch):
                 self._starting[entry.id] = asyncio.create_task(self._start(step.group, entry))
+
+    async def _renew_certificates(self) -> None:
+        """Replace certificates that expire soon, and the head with them. A head that starts anyway gets new ones
+        earlier. The head is stopped first: if we die in between, it starts again and is stopped again."""
+        head, now = self._ledger.entries.get(HEAD), time.time()
+        is_running = head is not None and self._state(head)[0] is not MemberState.EXITED
+        is_needed = expiry.is_due if is_running else expiry.is_announced
+        if not is_needed(self._expires_at, now):
+            return
+        if head is not None and is_running:
+            log.warning(pairs("head stopped: its certificates expire", pid=head.pid))
+            await self._stop(head, None)
+            self._swept = {*(self._swept or ()), head.incarnation}  # it starts again at once, and did not fail
+        self._files.renew_certificates()
+        self._expires_at = self._files.secrets_expire_at()
 
     def _record_starts(self, group: Group, members: Sequence[MemberId], head_epoch: int) -> list[Entry]:
         """Record the members, with their ports, before they are started."""
@@ -143,7 +176,10 @@ class ProcessPlace:
                         ports=ports,
                         signal=group.process.stop.signal,
                         grace=group.process.stop.grace,
-                        litter=group.process.litter,
+                        litter=litter(group),
+                        # A head that is killed costs all results; what it holds is small.
+                        memory=group.resources.memory if group.role is Role.WORKER else None,
+                        spill=_spill_directories(group, member),
                     )
                 )
             for member in members:
@@ -162,7 +198,10 @@ class ProcessPlace:
         wanted = [port.name for port in group.process.ports]
         if not taken and set(ports) == set(wanted):
             return ports
-        return dict(zip(wanted, self._machine.free_ports(len(wanted), claimed), strict=True))
+        fixed = {name: port for name, port in self._machine.fixed_ports.items() if name in wanted}
+        free = [name for name in wanted if name not in fixed]
+        taken_ports = {*claimed, *fixed.values()}
+        return {**dict(zip(free, self._machine.free_ports(len(free), taken_ports), strict=True)), **fixed}
 
     async def _start(self, group: Group, entry: Entry) -> None:
         """Start a member as a background task: the first start takes seconds, for it imports the engine."""
@@ -182,12 +221,17 @@ class ProcessPlace:
 
     def _values(self, entry: Entry, process: Process) -> dict[str, str]:
         """Values for the `$(…)` of templates."""
-        host, head = self._machine.host, self._ledger.entries.get(HEAD)
-        values = {"host": host, "head.host": host, "bind": host, "member": entry.id}
-        values["incarnation"] = str(entry.incarnation)
+        host = self._machine.host
+        values = {"host": host, "bind": host, "member": entry.id, "incarnation": str(entry.incarnation)}
         values |= {f"port.{name}": str(port) for name, port in entry.ports.items()}
-        values |= {f"head.{name}": str(port) for name, port in (head.ports if head else {}).items()}
-        return values | dict(self._machine.values(entry, process))
+        values |= {**self._head_values(), **self._machine.values(entry, process)}
+        spill = [fill(path, values) for path in entry.spill] or [values["dir"]]
+        return {**values, "spill": spill[0], "spill.all": ":".join(spill)}
+
+    def _head_values(self) -> Mapping[str, str]:
+        head = self._ledger.entries.get(HEAD)
+        ports = {f"head.{name}": str(port) for name, port in (head.ports if head else {}).items()}
+        return {"head.host": self._machine.host, **ports}
 
     # remove
 
@@ -229,7 +273,8 @@ class ProcessPlace:
         self._head_process = desired.shape.head.process
         head = entries.get(HEAD)
         values = self._values(head, self._head_process) if head else {}
-        return ProcessWire(addresses, incarnations, values, self._helpers)
+        tokens = {port.name: self._machine.secret(port.secret) for port in self._head_process.ports if port.secret}
+        return ProcessWire(addresses, incarnations, values, self._helpers, tokens)
 
     async def _start_helper(self, script: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         head, process = self._ledger.entries[HEAD], self._head_process
@@ -266,3 +311,17 @@ class ProcessPlace:
         for task in (*self._starting.values(), *self._abandoned):
             task.cancel()
         await self._machine.close()
+
+
+def litter(group: Group) -> tuple[str, ...]:
+    """Patterns of what a killed member leaves outside its directory."""
+    paths = group.spill.paths if group.spill else ()
+    return (*group.process.litter, *(f"{glob.escape(path)}/{SPILL}" for path in paths))
+
+
+def _spill_directories(group: Group, member: MemberId) -> tuple[str, ...]:
+    """A directory of the member in each path of the group. Members begin with different paths, in turn."""
+    paths = group.spill.paths if group.spill else ()
+    number = member.rpartition("-")[2]
+    first = int(number) % len(paths) if paths and number.isdigit() else 0
+    return tuple(f"{path}/{SPILL}" for path in (*paths[first:], *paths[:first]))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from oars.base.errors import EngineUnreachable
 from oars.engines.base import ASK_SECONDS
 from oars.model import HEAD, MemberId
-from oars.places.http import FAULTS, InvalidReply, describe_error, parse_reply, request
+from oars.places.http import FAULTS, InvalidReply, bearer, describe_error, parse_reply, request
 from oars.places.process.machine import Streams
 from oars.plan.fill import fill
 
 HTTP_SECONDS = 4.0
+MAX_HELPERS = 4  # requests at a time; each has a process that has imported the engine
 
 StartHelper = Callable[[str], Awaitable[Streams]]
 
@@ -62,6 +63,7 @@ class Helpers:
     def __init__(self, start_helper: StartHelper) -> None:
         self._start_helper = start_helper
         self._key = ("", "")
+        self._starting = 0
         self._helpers: list[Helper] = []
 
     async def ask(self, script: str, incarnation: str, request: Mapping[str, Any], seconds: float = ASK_SECONDS) -> Any:
@@ -71,13 +73,27 @@ class Helpers:
         self._helpers = [helper for helper in self._helpers if helper.is_open]
         helper = next((helper for helper in self._helpers if not helper.is_busy), None)
         if helper is None:
-            helper = Helper(await self._start_helper(script))
-            self._helpers.append(helper)
+            if len(self._helpers) + self._starting >= MAX_HELPERS:
+                raise EngineUnreachable(f"The helper beside the head is busy with {MAX_HELPERS} requests.")
+            helper = await self._start(script)
         helper.is_busy = True
         try:
             return await helper.ask(request, seconds)
         finally:
             helper.is_busy = False
+
+    async def _start(self, script: str) -> Helper:
+        key = self._key
+        self._starting += 1
+        try:
+            helper = Helper(await self._start_helper(script))
+        finally:
+            self._starting -= 1
+        if self._key != key:
+            helper.close()
+            raise EngineUnreachable("The head was replaced meanwhile.")
+        self._helpers.append(helper)
+        return helper
 
     def close(self) -> None:
         for helper in self._helpers:
@@ -87,12 +103,14 @@ class Helpers:
 
 @dataclass(frozen=True)
 class ProcessWire:
-    """A snapshot of the members' addresses, with the means to send requests to the head."""
+    """A snapshot of the members' addresses, with the means to send requests to the head. `tokens`: by name of the
+    head's port."""
 
     addresses: Mapping[MemberId, Mapping[str, str]]
     incarnations: Mapping[MemberId, str]
     head_values: Mapping[str, str]
     helpers: Helpers
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def fill(self, text: str) -> str:
         return fill(text, self.head_values)
@@ -103,7 +121,7 @@ class ProcessWire:
             raise EngineUnreachable("The head has not been started.")
         try:
             async with asyncio.timeout(HTTP_SECONDS):
-                return await request(address, path, method, body)
+                return await request(address, path, method, body, bearer(self.tokens.get(port, "")))
         except FAULTS as error:
             raise EngineUnreachable(f"http://{address}{path}: {describe_error(error)}") from error
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from oars import engines
-from oars.model import Desired, Group
+from oars.model import Desired
 from oars.places.kube import names
-from oars.places.kube.names import Object
 from oars.places.kube.render import objects
-from oars.places.kube.render.pod import mounted_files, template
+from oars.places.kube.render.replacement import head_replacement, replacement
 from oars.plan.changes import Change, Effect, difference, lines_between
-from oars.plan.desired import digest
 from oars.spec.cluster import ClusterSpec
 from oars.spec.options import parse_options
 
@@ -25,7 +23,7 @@ IMMUTABLE = {
     "namespace.create": "a cluster cannot move",
 }
 # Fields that only the control loop reads: they change no Kubernetes object.
-LOOP_FIELDS = {"drain", "lifetime", "min_ready"}
+LOOP_FIELDS = {"autoscale", "drain", "lifetime", "min_ready"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def compare(before: Version, after: Version) -> tuple[Change, ...]:
     old, new = (version.spec.model_dump(mode="json", include=LOOP_FIELDS) for version in (before, after))
     if lines := lines_between(old, new):
         found.append(Change(Effect.IN_PLACE, "Settings of the control loop change.", lines))
-    head = _replacement(before, after, before.desired.shape.head, after.desired.shape.head)
+    head = head_replacement(before.desired, after.desired)
     if head is not None:
         message = "The head is replaced: running work and all data of the cluster are lost."
         found.append(Change(Effect.HEAD, message, head))
@@ -80,7 +78,10 @@ def _immutable_fields(version: Version) -> dict[str, tuple[Any, str]]:
 def _owned_objects(before: Version, after: Version) -> Iterator[Change]:
     """Changes of the Service, the policies and the like. Files are reported with the members that read them."""
     old, new = (
-        {names.kind_and_name(obj): obj for obj in (*objects.supporting_objects(each), objects.disruption_budget(each))}
+        {
+            names.kind_and_name(obj): obj
+            for obj in (*objects.supporting_objects(each), *objects.disruption_budgets(each))
+        }
         for each in (before.desired, after.desired)
     )
     for key in {**old, **new}:
@@ -102,10 +103,10 @@ def _groups(before: Version, after: Version, *, with_head: bool) -> Iterator[Cha
         if name not in old:
             yield Change(Effect.ADDED, f"The group {name!r} is new, with {_count(group.replicas)}.")
             continue
-        replacement = _replacement(before, after, old[name], group)
-        if replacement is not None:
+        fields = replacement(before.desired, after.desired, old[name], group)
+        if fields is not None:
             how = " with the head, and their data is lost" if with_head else "; each hands over its data first"
-            yield Change(Effect.ROLLED, f"The workers of {name!r} are replaced{how}.", replacement)
+            yield Change(Effect.ROLLED, f"The workers of {name!r} are replaced{how}.", fields)
         more, numbers = group.replicas - old[name].replicas, f"from {old[name].replicas} to {group.replicas}"
         if more > 0:
             yield Change(Effect.ADDED, f"The group {name!r} gets {more} more, {numbers}.")
@@ -122,18 +123,3 @@ def _leave(number: int, with_head: bool) -> str:
         return f"{_count(number)} {'is' if number == 1 else 'are'} removed with the head"
     verbs = "hands over its data and is removed" if number == 1 else "hand over their data and are removed"
     return f"{_count(number)} {verbs}"
-
-
-def _replacement(before: Version, after: Version, old: Group, new: Group) -> tuple[str, ...] | None:
-    """The fields of the group that differ, if its pods are replaced; None if they stay."""
-    if objects.revision_of(before.desired, old) == objects.revision_of(after.desired, new):
-        return None
-    return lines_between(_pod_and_files(before.desired, old), _pod_and_files(after.desired, new))
-
-
-def _pod_and_files(desired: Desired, group: Group) -> Object:
-    """The pod template and the files of a group, to compare. Each file is replaced by a hash of its content, as whole
-    files would hide the other differences. The annotation with the hash of all files is redundant then."""
-    pod = template(desired, group)
-    pod["metadata"].get("annotations", {}).pop(names.FILES, None)
-    return {**pod, "files": {name: digest({name: text}) for name, text in mounted_files(desired, group).items()}}

@@ -12,8 +12,9 @@ from oars.places.kube.names import Object
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of the rendered object and of the spec behind it, the head epoch, and the version of Oars. The head's has
-    a hash of the network objects too: a change of them must be applied whatever version created the head."""
+    """Hashes of the rendered object and of the spec behind it, an epoch, and the version of Oars. The epoch is that of
+    the head or, in the head's fingerprint, that of its secrets. The head's has a hash of the network objects too: a
+    change of them must be applied whatever version created the head."""
 
     rendered: str
     spec: str

@@ -6,13 +6,19 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from oars.exposure import Alias
 from oars.model import HEAD, Desired, Group, Port
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.places.kube.render.pod import file_key, mounted_files, template
-from oars.places.kube.render.values import secret_files
+from oars.places.kube.render.values import CONTROL_TOKEN, secret_files
 from oars.plan.desired import digest
 
+BLOCKED_EVICTION = (
+    "Evicting the head discards all data of the cluster. To drain its node anyway, set spec.head.eviction to allow."
+)
+# How ingress-nginx removes a path: Kubernetes has no field for that. `$2` is what follows it.
+REWRITE = {"nginx.ingress.kubernetes.io/rewrite-target": "/$2", "nginx.ingress.kubernetes.io/use-regex": "true"}
 NO_DEADLINE = 2**31 - 1  # Kubernetes treats this number as no deadline
 
 
@@ -22,10 +28,10 @@ def manifests(desired: Desired) -> list[Object]:
     members = [head_deployment(desired), *workers]
     for deployment in members:
         _add_service_variables(desired, deployment)
-    objects = [*supporting_objects(desired), disruption_budget(desired), *members]
+    objects = [*supporting_objects(desired), *disruption_budgets(desired), *members]
     if desired.create_namespace:
-        metadata = {"name": desired.namespace, "labels": names.labels(desired.name, desired.engine)}
-        objects.insert(0, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        # Without labels: the namespace may exist and be shared.
+        objects.insert(0, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": desired.namespace}})
     return objects
 
 
@@ -63,7 +69,8 @@ def supporting_objects(desired: Desired) -> list[Object]:
 
 def network_objects(desired: Desired) -> list[Object]:
     """The objects through which clients reach the head. They depend on `expose`; pods do not depend on them."""
-    return [service(desired), network_policy(desired), *([ingress(desired)] if desired.expose.host else [])]
+    exposed = [ingress(desired)] if desired.expose.host else []
+    return [service(desired), *alias_services(desired), network_policy(desired), *exposed]
 
 
 def config_map(desired: Desired) -> Object:
@@ -79,12 +86,11 @@ def secret(desired: Desired, content: Mapping[str, bytes]) -> Object:
 
 
 def service(desired: Desired) -> Object:
-    """The head's Service. It publishes the head before it is ready, so that workers that start at the same time need
-    not wait for its probe and for kube-proxy."""
+    """The head's Service. It publishes only a head that is ready: one that is being deleted, which takes for ever if
+    its node is lost, would get half of all connections."""
     spec = {
         "type": desired.expose.type,
         "selector": names.pod_labels(desired.name),
-        "publishNotReadyAddresses": True,
         "ports": [
             {"name": port.alias or port.name, "port": port.default, "targetPort": port.default, "protocol": "TCP"}
             for port in _service_ports(desired)
@@ -92,40 +98,95 @@ def service(desired: Desired) -> Object:
     }
     body = cluster_object(desired, "v1", "Service", names.head(desired.name), spec=spec)
     if desired.expose.annotations:
-        body["metadata"]["annotations"] = dict(desired.expose.annotations)
+        body["metadata"]["annotations"] = {**desired.annotations, **desired.expose.annotations}
     return body
 
 
-def disruption_budget(desired: Desired) -> Object:
+def alias_services(desired: Desired) -> list[Object]:
+    """The Services of `aliases`."""
+    found = []
+    for alias in desired.aliases:
+        group = next(each for each in desired.groups if each.name == alias.group)
+        for number in range(group.replicas) if alias.is_numbered else (None,):
+            chosen = {} if number is None else {group.number_label: str(number)}
+            spec: Object = {
+                "selector": {**names.pod_labels(desired.name, alias.group), **chosen},
+                "ports": [
+                    {"name": name, "port": port, "targetPort": target, "protocol": "TCP"}
+                    for name, (port, target) in alias.ports.items()
+                ],
+            }
+            if alias.is_direct:
+                spec |= {"clusterIP": "None", "publishNotReadyAddresses": True}
+            body = cluster_object(desired, "v1", "Service", alias_name(alias, number), spec=spec)
+            body["metadata"]["labels"] |= {**alias.labels, **chosen}
+            found.append(body)
+    return found
+
+
+def alias_name(alias: Alias, number: int | None) -> str:
+    return alias.name if number is None else f"{alias.name}-{number}"
+
+
+def published_early(service: Object) -> Object:
+    """The Service of a cluster that starts. It publishes the head before that is ready, so that workers that start at
+    the same time need not wait for its probe and for kube-proxy: Dask starts a second faster."""
+    return {**service, "spec": {**service["spec"], "publishNotReadyAddresses": True}}
+
+
+def disruption_budgets(desired: Desired) -> list[Object]:
     """The PodDisruptionBudget that protects the head from eviction when a node is drained: losing the head loses all
-    data of the cluster."""
+    data of the cluster. A head that is not ready has nothing to lose, and may be evicted."""
+    if desired.is_head_evictable:
+        return []
     selector = {"matchLabels": names.pod_labels(desired.name)}
-    spec = {"maxUnavailable": 0, "selector": selector}
-    return cluster_object(desired, "policy/v1", "PodDisruptionBudget", names.head(desired.name), spec=spec)
+    spec = {"maxUnavailable": 0, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": selector}
+    budget = cluster_object(desired, "policy/v1", "PodDisruptionBudget", names.head(desired.name), spec=spec)
+    budget["metadata"].setdefault("annotations", {})[names.HINT] = BLOCKED_EVICTION
+    return [budget]
 
 
 def network_policy(desired: Desired) -> Object:
-    """The NetworkPolicy. Members reach each other on all ports. Pods of the namespace and the operator reach the head's
-    service ports. Other sources reach only what is exposed: all service ports if the Service is external, the dashboard
-    if there is an Ingress. The helper's port is open to all, as the helper requires a token."""
+    """The NetworkPolicy. Members reach each other on all ports. Pods of the namespace that have the labels of
+    `expose.clients`, and the operator, reach the head's service ports. Other sources reach only what is exposed: all
+    service ports if the Service is external, the dashboard if there is an Ingress."""
     expose = desired.expose
     served = _open(*(port.default for port in _service_ports(desired)))
     if expose.type == "ClusterIP":
-        served["from"] = [
-            {"podSelector": {}},
-            {"namespaceSelector": {}, "podSelector": {"matchLabels": names.OPERATOR}},
-        ]
+        served["from"] = [_clients(desired), *_operator(desired)]
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: desired.name}}}]}, served]
     if expose.host:
         rules.append(_open(_dashboard_port(desired)))
-    if desired.helper:
-        rules.append(_open(names.HELPER_PORT))
+    if controllers := _controllers(desired):
+        rules.append({"from": controllers, **_open(names.HELPER_PORT)})
     spec = {
         "podSelector": {"matchLabels": {names.CLUSTER: desired.name}},
         "policyTypes": ["Ingress"],
         "ingress": rules,
     }
     return cluster_object(desired, "networking.k8s.io/v1", "NetworkPolicy", names.root(desired.name), spec=spec)
+
+
+def _clients(desired: Desired) -> Object:
+    """The pods of the namespace that may use the cluster."""
+    labels = dict(desired.expose.clients)
+    return {"podSelector": {"matchLabels": labels} if labels else {}}
+
+
+def _operator(desired: Desired) -> list[Object]:
+    """The operator's pods. Anybody can use their labels, but only in another namespace."""
+    if not desired.operator_namespace:
+        return []
+    where = {"matchLabels": {names.NAMESPACE_NAME: desired.operator_namespace}}
+    return [{"namespaceSelector": where, "podSelector": {"matchLabels": names.OPERATOR}}]
+
+
+def _controllers(desired: Desired) -> list[Object]:
+    """Who sends requests to the helper: the operator or, in direct mode, a client in a pod. All others use a
+    port-forward, which no policy restricts."""
+    if not desired.helper:
+        return []
+    return [_clients(desired)] if desired.mode == "direct" else _operator(desired)
 
 
 def _open(*ports: int) -> Object:
@@ -141,15 +202,17 @@ def _dashboard_port(desired: Desired) -> int:
 def ingress(desired: Desired) -> Object:
     expose = desired.expose
     backend = {"service": {"name": names.head(desired.name), "port": {"number": _dashboard_port(desired)}}}
-    spec: dict[str, Any] = {
-        "rules": [{"host": expose.host, "http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}]
-    }
+    path = {"path": "/", "pathType": "Prefix"}
+    if expose.path:
+        path = {"path": f"{expose.path}(/|$)(.*)", "pathType": "ImplementationSpecific"}
+    spec: dict[str, Any] = {"rules": [{"host": expose.host, "http": {"paths": [{**path, "backend": backend}]}}]}
     if expose.ingress_class:
         spec["ingressClassName"] = expose.ingress_class
     if expose.tls_secret:
         spec["tls"] = [{"hosts": [expose.host], "secretName": expose.tls_secret}]
     body = cluster_object(desired, "networking.k8s.io/v1", "Ingress", names.head(desired.name), spec=spec)
-    body["metadata"]["annotations"] = dict(expose.annotations)
+    rewrite = REWRITE if expose.path else {}
+    body["metadata"]["annotations"] = {**desired.annotations, **rewrite, **expose.annotations}
     return body
 
 
@@ -203,11 +266,14 @@ def revision_of(desired: Desired, group: Group) -> str:
     return digest(template(desired, group))
 
 
-def needs_secret(desired: Desired) -> bool:
-    return bool(secret_files(desired.shape)) or desired.helper
+def secret_keys(desired: Desired) -> set[str]:
+    """The keys of the Secret that the cluster needs; without any it needs no Secret."""
+    return {*secret_files(desired.shape), *([CONTROL_TOKEN] if desired.helper else [])}
 
 
 def cluster_object(desired: Desired, version: str, kind: str, name: str, **body: Any) -> Object:
-    labels = names.labels(desired.name, desired.engine)
-    metadata = {"name": name, "namespace": desired.namespace, "labels": labels}
+    metadata: Object = {"name": name, "namespace": desired.namespace}
+    metadata["labels"] = {**desired.labels, **names.labels(desired.name, desired.engine)}
+    if desired.annotations:
+        metadata["annotations"] = dict(desired.annotations)
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **body}

@@ -42,7 +42,7 @@ _PROTECTED = (
     (r"containers\[(head|worker)\]\.env\[", "Oars sets this variable for the engine", _OMIT),
     (r"containers\[(head|worker)\]\.ports\[", "the engine listens on this port", _OMIT),
     (r"containers\[oars\]", "the name is reserved for the container of Oars", "Use another name."),
-    (r"volumes\[(oars-[a-z]+|tmp|shm)\]", "the name is reserved for a volume of Oars", "Use another name."),
+    (r"volumes\[(oars-[a-z]+|tmp|shm|spill-\d+)\]", "the name is reserved for a volume of Oars", "Use another name."),
     (r"volumeMounts\[/etc/oars", "Oars mounts the engine's files there", "Use another path."),
     (r"restartPolicy$", "pods of a Deployment are always restarted", _OMIT),
 )  # fmt: skip

@@ -1,7 +1,9 @@
-"""Renders the helper as a sidecar of the head, and the rights it needs to watch the cluster's owner. Pure."""
+"""Renders the helper as a sidecar of the head, and the rights it needs to end the cluster. Pure."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from oars.model import Cause, Desired
@@ -13,51 +15,75 @@ from oars.places.kube.render.values import FILES, SCRATCH, SECRETS
 
 SCRIPT = Path(__file__).parents[1].joinpath("helper.py").read_text(encoding="utf-8")
 KEY = "helper.py"
-CONTROL_TOKEN = "control"  # its key in the Secret
+INQUIRY = "inquiry.py"  # the script that Shape.inquiry names
 ACCOUNT = "/var/run/secrets/oars"
 
 
+def is_watched(desired: Desired) -> bool:
+    """True if the helper may have to delete the cluster: because its owner is gone, or its lifetime is over while no
+    client runs the loop."""
+    return desired.tied or (desired.mode == "direct" and desired.lifetime.is_limited)
+
+
 def unwatched(desired: Desired) -> Cause:
-    """The remark about a tied cluster whose owner cannot be watched."""
+    """The remark about a cluster whose helper cannot delete it."""
     flag = f"-n {desired.namespace}"
-    return Cause(
-        "Unwatched",
-        f"You may not create a Role in namespace {desired.namespace}, so the cluster cannot watch its owner: if this "
-        "program is killed, the cluster keeps running.",
-        f"Remove it with `oars down {desired.name} {flag}` then, or ask for the permissions that `oars rbac {flag}` "
-        "prints.",
-    )
+    if desired.tied:
+        message = (
+            f"You may not create a Role in namespace {desired.namespace}, so the cluster cannot watch its owner: if "
+            "this program is killed, the cluster keeps running."
+        )
+    else:
+        message = (
+            f"You may not create a Role in namespace {desired.namespace}, or the head started before the cluster had a "
+            "lifetime. So the lifetime counts only while an oars command or a Python program uses the cluster."
+        )
+    hint = f"Remove it with `oars down {desired.name} {flag}` then, or ask for the permissions that `oars rbac {flag}` "
+    return Cause("Unwatched", message, f"{hint}prints.")
 
 
-def head_and_owned(desired: Desired, watched: bool) -> tuple[list[Object], Object]:
-    """All objects but the workers: those that the head needs, and its Deployment, with the helper if there is one."""
-    head = objects.managed(objects.head_deployment(desired))
+def head_and_owned(desired: Desired, watched: bool, secret_epoch: int = 0) -> tuple[list[Object], Object]:
+    """All objects but the workers: those that the head needs, and its Deployment, with the helper if there is one. The
+    epoch of the secrets replaces the head when they are replaced."""
+    helped = replace(desired, helper=desired.helper or watched)
+    head = objects.managed(objects.head_deployment(helped))
+    if secret_epoch:
+        annotations = head["spec"]["template"]["metadata"].setdefault("annotations", {})
+        annotations[names.SECRET_EPOCH] = str(secret_epoch)
     owned = [*objects.supporting_objects(desired), *(_rights(desired, head) if watched else [])]
-    if desired.helper:
+    if helped.helper:
         _add_helper(head, desired, watched)
         files = next((obj for obj in owned if obj["kind"] == "ConfigMap"), None)
         if files is None:  # the engine needs none
             files = objects.config_map(desired)
             owned.append(files)
         files["data"][KEY] = SCRIPT
+        if watched and desired.shape.inquiry is not None and desired.shape.inquiry.script:
+            files["data"][INQUIRY] = desired.shape.inquiry.script
     return owned, head
 
 
 def _add_helper(deployment: Object, desired: Desired, watched: bool) -> None:
-    """Add the helper to the head's pods. `watched`: the helper deletes the cluster when its owner is gone. The timeout
-    for that is on the Lease, so that a change of it does not replace the head."""
+    """Add the helper to the head's pods. `watched`: the helper deletes the cluster when its owner is gone or its
+    lifetime is over. The times for that are on the Lease, so that a change of them does not replace the head."""
     name, template = names.root(desired.name), deployment["spec"]["template"]
     spec = template["spec"]
     variables = {"OARS_HELPER_PORT": str(names.HELPER_PORT)}
-    mounts = {"tmp": SCRATCH, "oars-files": FILES, "oars-secrets": SECRETS}
+    mounts = {"tmp": SCRATCH, "oars-files": FILES}
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     # The script is one more of the head's files, as a pod waits for every additional volume.
     files = volumes.setdefault("oars-files", {"name": "oars-files", "configMap": {"name": name, "items": []}})
     files["configMap"]["items"].append({"key": KEY, "path": KEY})
-    secret = {"secretName": name, "defaultMode": 0o440}  # all keys, also the token that the helper checks
-    volumes["oars-secrets"] = {"name": "oars-secrets", "secret": secret}
+    if objects.secret_keys(desired):
+        secret = {"secretName": name, "defaultMode": 0o440}  # all keys, also the token that the helper checks
+        volumes["oars-secrets"] = {"name": "oars-secrets", "secret": secret}
+        mounts["oars-secrets"] = SECRETS
     if watched:
-        variables["OARS_LEASE"] = f"{desired.namespace}/{name}"
+        variables |= {"OARS_LEASE": f"{desired.namespace}/{name}", "OARS_INQUIRY": json.dumps(_inquiry(desired))}
+        if not desired.tied:
+            variables["OARS_DETACHED"] = "1"
+        if "script" in _inquiry(desired):
+            files["configMap"]["items"].append({"key": INQUIRY, "path": INQUIRY})
         mounts["oars-account"] = ACCOUNT
         sources = [
             {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
@@ -80,14 +106,26 @@ def _add_helper(deployment: Object, desired: Desired, watched: bool) -> None:
     with_default_container(template)
 
 
+def _inquiry(desired: Desired) -> dict[str, object]:
+    """How the helper asks the head, as it reads it from its environment; empty: the engine does not tell."""
+    inquiry = desired.shape.inquiry
+    if inquiry is None:
+        return {}
+    port = next(each for each in desired.shape.head.process.ports if each.name == inquiry.port)
+    if inquiry.script:
+        return {"port": port.default, "script": f"{FILES}/{INQUIRY}"}
+    return {"port": port.default, "path": inquiry.path, "secret": port.secret}
+
+
 def _rights(desired: Desired, head: Object) -> list[Object]:
-    """Role and RoleBinding that let the helper read one Lease and delete one ConfigMap. The subject is the
-    ServiceAccount of the head's pods, which the user may have set."""
+    """Role and RoleBinding that let the helper read one Lease, delete one ConfigMap, and note in another why. The
+    subject is the ServiceAccount of the head's pods, which the user may have set."""
     name = names.root(desired.name)
     account = head["spec"]["template"]["spec"]["serviceAccountName"] or "default"
     rules = [
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [name], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [name], "verbs": ["delete"]},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [names.GONE], "verbs": ["patch"]},
     ]
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     subjects = [{"kind": "ServiceAccount", "name": account, "namespace": desired.namespace}]

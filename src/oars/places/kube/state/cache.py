@@ -29,15 +29,17 @@ class ReadYourWrites:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._written: dict[str, tuple[float, Object]] = {}
+        self._gone: dict[str, float] = {}  # uids of objects that do not exist any more
 
     def note(self, obj: Object) -> None:
         self._written[obj["metadata"]["uid"]] = (self._clock(), obj)
 
     def newest(self, cached: list[Object]) -> list[Object]:
         """The cached objects, with our own writes in place of older versions."""
-        if not self._written:
+        if not self._written and not self._gone:
             return cached
-        known = {obj["metadata"]["uid"]: obj for obj in cached}
+        self._gone = {uid: when for uid, when in self._gone.items() if self._clock() - when <= CATCH_UP}
+        known = {uid: obj for obj in cached if (uid := obj["metadata"]["uid"]) not in self._gone}
         for uid, (when, written) in list(self._written.items()):
             caught_up = uid in known and _version(known[uid]) >= _version(written)
             if caught_up or self._clock() - when > CATCH_UP:
@@ -48,6 +50,11 @@ class ReadYourWrites:
 
     def forget(self, uid: str) -> None:
         self._written.pop(uid, None)
+
+    def note_deleted(self, uid: str) -> None:
+        """The API server does not know the object any more."""
+        self.forget(uid)
+        self._gone[uid] = self._clock()
 
 
 def _version(obj: Object) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from oars.model import HEAD, Death, Member, MemberId, MemberState, Role
@@ -25,9 +25,16 @@ def deployment_of(pod: Object) -> str:
 
 
 def is_member(pod: Object) -> bool:
-    """True if a Deployment created the pod and it has a group label. Users can put a cluster's label on any pod, or
-    remove the group label of a member; we ignore such pods."""
-    return names.GROUP in (pod["metadata"].get("labels") or ()) and bool(deployment_of(pod))
+    """True if the Deployment created the pod that its labels imply. Users can put a cluster's labels on any pod, also
+    on those of their own Deployments, or change the labels of a member; we ignore such pods."""
+    labels = pod["metadata"].get("labels") or {}
+    cluster, group, revision = (str(labels.get(name, "")) for name in (names.CLUSTER, names.GROUP, names.REVISION))
+    if not cluster or not group:
+        return False
+    creator = deployment_of(pod)
+    if group == HEAD:
+        return creator == names.head(cluster)
+    return creator in (names.workers(cluster, group), names.workers(cluster, group, revision))
 
 
 def is_staying(pod: Object) -> bool:
@@ -98,7 +105,7 @@ def _member_pods(pods: Iterable[Object]) -> list[Object]:
 def _member(pod: Object, revisions: Mapping[str, str]) -> Member:
     metadata, kind = pod["metadata"], role(pod)
     container = _container(pod)
-    state, reason = _state(pod, container)
+    state, reason = container_state(pod, container)
     is_head = kind is Role.HEAD
     return Member(
         id=HEAD if is_head else MemberId(metadata["name"]),
@@ -107,12 +114,38 @@ def _member(pod: Object, revisions: Mapping[str, str]) -> Member:
         state=state,
         incarnation=_incarnation(pod, container) if is_head else metadata["uid"],
         head_epoch=head_epoch(pod),
-        started_at=_seconds(container.get("state", {}).get("running", {}).get("startedAt")),
-        created_at=_seconds(metadata["creationTimestamp"]),
+        started_at=seconds(container.get("state", {}).get("running", {}).get("startedAt")),
+        created_at=seconds(metadata["creationTimestamp"]),
         address=pod.get("status", {}).get("podIP", ""),
         reason=reason,
         probe_ready=is_ready(pod),
+        blocked=blocked(pod),
     )
+
+
+def being_deleted(pods: Iterable[Object]) -> dict[MemberId, str]:
+    """Uids of workers whose pod is being deleted while their container still runs."""
+    workers = (pod for pod in pods if role(pod) is Role.WORKER and is_member(pod) and is_running(pod))
+    found = (pod["metadata"] for pod in workers if pod["metadata"].get("deletionTimestamp"))
+    return {MemberId(metadata["name"]): metadata["uid"] for metadata in found}
+
+
+def blocked(pod: Object) -> str:
+    """Why the scheduler has no node for the pod; empty if it has, or has not looked."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False" or scheduled.get("reason") != "Unschedulable":
+        return ""
+    return f"no node has room ({str(scheduled.get('message', '')).rstrip('.') or 'Unschedulable'})"
+
+
+def refused(deployments: Iterable[Object]) -> dict[str, str]:
+    """Group → why Kubernetes refuses more pods of it, such as a quota."""
+    failures = ((group_name(each), condition(each, "ReplicaFailure")) for each in deployments)
+    return {
+        group: f"Kubernetes refuses more pods ({str(failure.get('message', '')).rstrip('.')})"
+        for group, failure in failures
+        if failure.get("status") == "True"
+    }
 
 
 def head_epoch(pod: Object) -> int:
@@ -127,9 +160,14 @@ def _incarnation(pod: Object, container: Mapping[str, Any]) -> str:
     return f"{pod['metadata']['uid']}:{container.get('restartCount', 0)}"
 
 
-def head_pod(pods: Iterable[Object]) -> str:
-    """The name of the newest head pod; empty if there is none."""
-    return next((str(pod["metadata"]["name"]) for pod in _member_pods(pods) if role(pod) is Role.HEAD), "")
+def head_pod(pods: Iterable[Object]) -> Object | None:
+    """The newest head pod."""
+    return next((pod for pod in _member_pods(pods) if role(pod) is Role.HEAD), None)
+
+
+def has_node(pod: Object) -> bool:
+    """True if the scheduler has chosen a node for the pod."""
+    return bool(pod["spec"].get("nodeName"))
 
 
 def outline(pod: Object) -> tuple[object, ...]:
@@ -138,7 +176,8 @@ def outline(pod: Object) -> tuple[object, ...]:
         return ()
     container = _container(pod)
     address = pod.get("status", {}).get("podIP", "")
-    return is_ready(pod), address, container.get("restartCount", 0), *_state(pod, container)
+    has_room = role(pod) is Role.WORKER or has_node(pod)  # workers start when the head has
+    return is_ready(pod), address, container.get("restartCount", 0), has_room, *container_state(pod, container)
 
 
 def is_starting(old: Object, new: Object) -> bool:
@@ -160,23 +199,23 @@ def _has_died(container: Mapping[str, Any]) -> bool:
     return "terminated" in state or state.get("waiting", {}).get("reason") == "CrashLoopBackOff"
 
 
-def _state(pod: Object, container: Mapping[str, Any]) -> tuple[MemberState, str]:
+def container_state(pod: Object, container: Mapping[str, Any]) -> tuple[MemberState, str]:
     """The member's state and its reason. A container that died counts as waiting, for the kubelet restarts it."""
     state = container.get("state", {})
     if "running" in state:
         return MemberState.RUNNING, ""
     if "terminated" in state:
-        return MemberState.WAITING, _ending(state["terminated"])
+        return MemberState.WAITING, ending(state["terminated"])
     waiting = state.get("waiting", {}).get("reason", "")
     if waiting == "CrashLoopBackOff":
-        return MemberState.WAITING, _ending(container.get("lastState", {}).get("terminated", {}))
+        return MemberState.WAITING, ending(container.get("lastState", {}).get("terminated", {}))
     scheduled = condition(pod, "PodScheduled")
     if not waiting and scheduled.get("status") == "False":
         return MemberState.WAITING, str(scheduled.get("reason", "Unschedulable"))
     return MemberState.WAITING, waiting or "the pod is being created"
 
 
-def _ending(terminated: Mapping[str, Any]) -> str:
+def ending(terminated: Mapping[str, Any]) -> str:
     if terminated.get("reason") == "OOMKilled":
         return "was killed: it needed more memory than its limit"
     code = terminated.get("exitCode")
@@ -193,16 +232,21 @@ def deaths(pods: Iterable[Object], now: float) -> dict[MemberId, Death]:
         if not restarts and not ended and not _has_died(container):
             continue
         last = ended or container.get("lastState", {}).get("terminated") or {}
-        at, started_at = _seconds(last.get("finishedAt")) or now, _seconds(last.get("startedAt"))
+        at, started_at = seconds(last.get("finishedAt")) or now, seconds(last.get("startedAt"))
         member = HEAD if kind is Role.HEAD else MemberId(pod["metadata"]["name"])
         dead = restarts - 1 if "running" in container.get("state", {}) else restarts  # which start of the container
         incarnation = f"{pod['metadata']['uid']}:{dead}"
-        found[member] = Death(incarnation, at, started_at, _ending(last), count=max(1, restarts))
+        found[member] = Death(incarnation, at, started_at, ending(last), count=max(1, restarts))
     return found
 
 
-def _seconds(stamp: str | None) -> float:
+def seconds(stamp: str | None) -> float:
     return datetime.fromisoformat(stamp).timestamp() if stamp else 0.0
+
+
+def timestamp(seconds: float) -> str:
+    """Seconds since the epoch in the format of Kubernetes."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def annotation(obj: Object, name: str) -> str:

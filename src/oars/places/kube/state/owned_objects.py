@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable, Iterable
 
+from oars.base.errors import OarsError
 from oars.kube.client import Client
-from oars.kube.errors import ApiError
+from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import Kind, Object, kind_of
 from oars.model import Cause
 from oars.places.base import PlaceError
@@ -16,6 +19,7 @@ from oars.places.kube.why.api_errors import NameConflict
 
 # A resource version that no object has. An apply with it can create an object, but conflicts with an existing one.
 CREATE_ONLY = "1"
+CREATE_ATTEMPTS = 3
 
 
 class OwnedObjects:
@@ -26,7 +30,8 @@ class OwnedObjects:
         self._cache = cache
         self.owner = owner
         self._clock = clock
-        self._expected: frozenset[KindAndName] = frozenset()
+        self._expected: dict[KindAndName, Kind] = {}
+        self._deleted: set[KindAndName] = set()  # as `check` found
         self._left: list[Object] = []  # objects of an earlier cluster of the same name
         self._applied: dict[KindAndName, float] = {}
 
@@ -34,23 +39,33 @@ class OwnedObjects:
         """Create or update the object, owned by the root. Raises NameConflict, and changes nothing, if another owner
         has an object of that name."""
         obj["metadata"]["ownerReferences"] = [self.owner]
+        if kind_and_name(obj) == (self.owner["kind"], self.owner["name"]):
+            obj["metadata"]["uid"] = self.owner["uid"]  # a root that was deleted must not come back without its intent
         is_ours = self._cache.has(*kind_and_name(obj)) or (
             kind_and_name(obj) in self._applied and not self.is_missing(kind_and_name(obj))
         )
         applied = await (self._client.apply(obj) if is_ours else self._create(obj))
         self._applied[kind_and_name(obj)] = self._clock()
+        self._deleted.discard(kind_and_name(obj))
         return applied
 
     async def _create(self, obj: Object) -> Object:
         """Apply an object that is not in the cache, and so most likely does not exist. Only after a conflict we read
-        the existing object to check its owner."""
+        the existing object to check its owner. If it was deleted in between, we start again."""
         metadata = obj["metadata"]
-        try:
-            return await self._client.apply({**obj, "metadata": {**metadata, "resourceVersion": CREATE_ONLY}})
-        except ApiError as error:
-            if error.status != 409:
-                raise
-        await self.existing(obj)
+        for attempt in range(1, CREATE_ATTEMPTS + 1):
+            try:
+                return await self._client.apply({**obj, "metadata": {**metadata, "resourceVersion": CREATE_ONLY}})
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+            try:
+                await self.existing(obj)
+            except ApiError as error:
+                if not is_not_found(error) or attempt == CREATE_ATTEMPTS:
+                    raise
+            else:
+                break
         return await self._client.apply(obj)
 
     async def existing(self, obj: Object) -> Object:
@@ -95,11 +110,33 @@ class OwnedObjects:
 
     def expect(self, objects: Iterable[Object]) -> None:
         """Set the objects that must exist."""
-        self._expected = frozenset(map(kind_and_name, objects))
+        self._expected = {kind_and_name(obj): kind_of(obj) for obj in objects}
+        self._deleted &= self._expected.keys()
+
+    async def check(self, namespace: str) -> None:
+        """Look for expected objects of kinds that are not watched. If one cannot be read, assume that it exists."""
+
+        async def look(key: KindAndName, kind: Kind) -> None:
+            try:
+                found = await self._client.get(kind, key[1], namespace)
+            except OarsError as error:
+                if is_not_found(error):
+                    self._deleted.add(key)
+                return
+            if ownership.is_of(found, self.owner) and not ownership.is_left(found, self.owner):
+                self._deleted.discard(key)
+            else:
+                self._deleted.add(key)
+
+        unwatched = {key: kind for key, kind in self._expected.items() if self._cache.has(*key) is None}
+        await asyncio.gather(*(look(key, kind) for key, kind in unwatched.items()))
 
     def is_complete(self) -> bool:
         return not any(map(self.is_missing, self._expected))
 
     def is_missing(self, key: KindAndName) -> bool:
         """True if the object was deleted. The cache may not show an object yet that we have just applied."""
-        return self._cache.has(*key) is False and self._clock() - self._applied.get(key, 0.0) > CATCH_UP
+        return key in self._deleted or self._is_gone(key)
+
+    def _is_gone(self, key: KindAndName) -> bool:
+        return self._cache.has(*key) is False and self._clock() - self._applied.get(key, -math.inf) > CATCH_UP

@@ -4,22 +4,27 @@ in direct mode."""
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from oars.base import codec
-from oars.base.errors import Replaced
+from oars.base.errors import OarsError, Replaced
 from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import CONFIG_MAP, EVENT, Kind, Object
+from oars.kube.merge_patch import merge_patch
 from oars.model import Cause, LoopState
 from oars.places.intent import Intent
 from oars.places.kube import names
+from oars.places.kube.state.bounds import bounded_report, bounded_state, is_progress
+from oars.places.kube.state.observe import timestamp
 from oars.places.kube.state.status_codec import StatusCodec, causes_that_matter
 from oars.places.report import Report
+from oars.plan.why import ROUTINE
 from oars.spec.status import Phase
 
 INTENT, REPORT, STATE = "cluster.json", "report.json", "state.json"
@@ -43,8 +48,13 @@ def reference(kind: Kind, obj: Object) -> Object:
 
 
 def read_intent(config_map: Object) -> Intent:
-    """The intent of a cluster in direct mode."""
-    return codec.load(Intent, json.loads(config_map["data"][INTENT]))
+    """The intent of a cluster in direct mode. Raises OarsError if somebody has damaged it."""
+    try:
+        return codec.load(Intent, json.loads(config_map["data"][INTENT]))
+    except (KeyError, TypeError, ValueError) as error:
+        name, namespace = config_map["metadata"]["name"], config_map["metadata"]["namespace"]
+        hint = f"Correct its key {INTENT}: `kubectl edit configmap {name} -n {namespace}`."
+        raise OarsError(f"The ConfigMap {name} cannot be read: {type(error).__name__}: {error}.", hint) from error
 
 
 def dump_intent(intent: Intent) -> dict[str, str]:
@@ -52,9 +62,13 @@ def dump_intent(intent: Intent) -> dict[str, str]:
 
 
 def report_of(config_map: Object) -> Report | None:
-    """The last report that a leader published; None if there is none."""
-    text = config_map.get("data", {}).get(REPORT)
-    return codec.load(Report, json.loads(text)) if text else None
+    """The last report that a leader published; None if there is none that can be read."""
+    text = (config_map.get("data") or {}).get(REPORT)
+    try:
+        return codec.load(Report, json.loads(text)) if text else None
+    except ValueError as error:
+        log.warning(pairs("stored report ignored", cluster=config_map["metadata"]["name"], error=error))
+        return None
 
 
 def is_uid_conflict(error: ApiError) -> bool:
@@ -67,25 +81,35 @@ def is_uid_conflict(error: ApiError) -> bool:
 class ConfigMapRoot:
     """Direct mode: a ConfigMap that stores the intent, the loop state and the report."""
 
-    def __init__(self, client: Client, config_map: Object) -> None:
+    def __init__(self, client: Client, config_map: Object, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._metadata = config_map["metadata"]
+        self._clock = clock
+        self._written = -math.inf
         self.owner = reference(CONFIG_MAP, config_map)
         self.state = LoopState()
+        self._stored_state = self.state
         self._report: Report | None = None
         try:
-            self.state = codec.load(LoopState, json.loads(config_map.get("data", {}).get(STATE, "{}")))
+            self.state = codec.load(LoopState, json.loads((config_map.get("data") or {}).get(STATE, "{}")))
+            self._stored_state = self.state
             self._report = report_of(config_map)
         except ValueError as error:  # damaged, or of another version; the place restores what the loop needs
             log.warning(pairs("stored state ignored", cluster=self._metadata["name"], error=error))
 
     async def save(self, state: LoopState, report: Report | None) -> None:
-        """Write what changed. Raises Replaced if another cluster has the name now."""
+        """Write what changed, as far as it fits. A change that only shows progress may be delayed, and a later pass
+        writes it. Raises Replaced if another cluster has the name now."""
         data = {}
-        if state != self.state:
-            data[STATE] = json.dumps(codec.dump(state))
-        if report is not None and report != self._report:
-            data[REPORT] = json.dumps(codec.dump(report))
+        stored = bounded_state(state)
+        if stored != self._stored_state:
+            data[STATE] = json.dumps(codec.dump(stored), ensure_ascii=False)
+        fresh = None if report is None else bounded_report(report)
+        is_recent = self._clock() - self._written < PROGRESS_SECONDS
+        if fresh is not None and self._report is not None and is_recent and is_progress(self._report, fresh):
+            fresh = None
+        if fresh is not None and fresh != self._report:
+            data[REPORT] = json.dumps(codec.dump(fresh), ensure_ascii=False)
         if data:
             metadata = self._metadata
             body = {"metadata": {"uid": metadata["uid"]}, "data": data}
@@ -95,7 +119,10 @@ class ConfigMapRoot:
                 if not is_uid_conflict(error):
                     raise
                 raise Replaced(str(metadata["labels"][names.CLUSTER])) from error
-        self.state, self._report = state, report or self._report  # only now, so that a failed write is retried
+        # Only now, so that a failed write is retried.
+        self.state, self._stored_state, self._report = state, stored, fresh or self._report
+        if REPORT in data:
+            self._written = self._clock()
 
 
 class ResourceRoot:
@@ -119,6 +146,8 @@ class ResourceRoot:
         self._status: Object = dict(resource.get("status") or {})
         self._cause: Cause | None = None  # the first of those that were last written
         self._published: Cause | None = None
+        self._announced: Cause | None = None
+        self._transitions: list[Cause] = []  # to publish
         self.owner = reference(kind, resource)
 
     @cached_property
@@ -139,7 +168,9 @@ class ResourceRoot:
         is_progress = report is not None and self._codec.is_progress(self._status, fresh)
         if is_progress and self._clock() - self._written < PROGRESS_SECONDS:
             return
+        before = self._status
         if await self._write(fresh) and report is not None:
+            self._transitions += self._codec.transitions(before, fresh)
             self._cause = next(iter(causes_that_matter(report.causes)), None)
 
     async def refuse(self, cause: Cause, generation: int, phase: Phase | None = None) -> None:
@@ -148,13 +179,35 @@ class ResourceRoot:
         if await self._write(self._merged(self._codec.dump_failure(cause, phase, generation, self._status, now()))):
             self._cause = next(iter(causes_that_matter((cause,))), None)
 
+    @property
+    def status(self) -> Object:
+        """As last written."""
+        return self._status
+
+    async def amend(self, changed: Mapping[str, Any], happened: Sequence[Cause] = ()) -> None:
+        """Write further fields of the status, and publish with it what has happened."""
+        if await self._write(self._merged(dict(changed))):
+            self._transitions += happened
+
     async def publish(self) -> None:
-        """Create an Event for the first cause that the status shows, unless it is that of the last Event. A refused
-        Event does not fail the pass."""
+        """Create Normal Events for what has happened, and one for the first cause that the status shows, unless it is
+        that of the last Event: a Warning, unless the cause is routine. A refused Event does not fail the pass."""
+        happened, self._transitions = self._transitions, []
+        for each in happened:
+            await self._create_event("Normal", each)
         cause, before = self._cause, self._published
         self._published = cause
-        if cause is None or (before is not None and (before.reason, before.message) == (cause.reason, cause.message)):
-            return
+        is_old = before is not None and cause is not None and _same(before, cause)
+        if cause is not None and not is_old:
+            await self._create_event("Normal" if cause.reason in ROUTINE else "Warning", cause)
+
+    async def announce(self, cause: Cause) -> None:
+        """Create an Event about the end of the cluster, unless it is that of the last call."""
+        if self._announced is None or not _same(self._announced, cause):
+            self._announced = cause
+            await self._create_event("Normal", cause)
+
+    async def _create_event(self, event_type: str, cause: Cause) -> None:
         metadata, moment = self.resource["metadata"], now()
         involved = {key: self.owner[key] for key in ("apiVersion", "kind", "name", "uid")}
         event = {
@@ -162,7 +215,7 @@ class ResourceRoot:
             "kind": EVENT.kind,
             "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
             "involvedObject": {**involved, "namespace": metadata["namespace"]},
-            "type": "Warning",
+            "type": event_type,
             "reason": cause.reason,
             "message": f"{cause.message} {cause.hint}".strip()[:1000],
             "source": {"component": "oars"},
@@ -195,20 +248,10 @@ class ResourceRoot:
         return True
 
 
-def merge_patch(before: Object, after: Object) -> Object:
-    """The JSON merge patch (RFC 7386) from one object to the other: it keeps keys that it does not name, and null
-    removes one."""
-    patch: Object = dict.fromkeys(before.keys() - after.keys())
-    for key, value in after.items():
-        old = before.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            if old != value:
-                patch[key] = merge_patch(old, value)
-        elif old != value:
-            patch[key] = value
-    return patch
+def _same(one: Cause, other: Cause) -> bool:
+    return (one.reason, one.message) == (other.reason, other.message)
 
 
 def now() -> str:
     """The current time in the format of Kubernetes."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return timestamp(time.time())

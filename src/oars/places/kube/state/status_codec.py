@@ -7,14 +7,17 @@ from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from oars.base import codec
-from oars.model import HEAD, Cause, LoopState, Member, MemberId, MemberView, Retiring, View
+from oars.model import HEAD, Cause, GroupScaling, LoopState, Member, MemberId, MemberView, Retiring, View
 from oars.places.kube import names
 from oars.places.kube.names import Object
+from oars.places.kube.state.observe import seconds, timestamp
+from oars.places.kube.state.transitions import transitions
 from oars.places.report import Report
 from oars.plan.status import failed
-from oars.spec.status import GroupStatus, MemberStatus, Phase, Status
+from oars.plan.why import HEAD_OUTDATED
+from oars.spec.status import Expires, GroupStatus, MemberStatus, Phase, Status
 
-READY = "Ready"
+READY, RECONCILING, STALLED = "Ready", "Reconciling", "Stalled"  # types of conditions
 EARLY = (Phase.PENDING, Phase.STARTING)
 MAX_CAUSES = 5
 MAX_LINES, MAX_LINE_LENGTH = 8, 300
@@ -39,21 +42,37 @@ class StatusCodec(Protocol):
     def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
         """True if the change only shows progress: nobody acts on it, so its write may be delayed."""
 
+    def transitions(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Cause]:
+        """What has happened between the two, for Normal events."""
+
 
 def dump_state(state: LoopState) -> Object:
-    """The part of the loop state that the status shows: the present head and the retiring members. The loop can restore
-    it from an empty status: it adopts the running head, reads the epoch from the worker Deployments, and retires
-    drained workers first, for they are not ready. The kubelet counts deaths."""
+    """The part of the loop state that the status shows: the present head, the retiring members, and the numbers that
+    autoscaling chose. The loop can restore it from an empty status: it adopts the running head, reads the epoch from
+    the worker Deployments, retires drained workers first, for they are not ready, and scales from the members that
+    exist. The kubelet counts deaths."""
     return {
-        "head": {"incarnation": state.head, "epoch": state.head_epoch},
+        "head": {
+            "incarnation": state.head,
+            "epoch": state.head_epoch,
+            **({} if state.head_lost_at is None else {"replaced": state.head_lost_at}),
+        },
         "retiring": {member: codec.dump(retiring) for member, retiring in state.retiring.items()},
+        "scaling": {group: codec.dump(scaling) for group, scaling in state.scaling.items()} or None,
     }
 
 
 def load_state(status: Mapping[str, Any] | None) -> LoopState:
     head = (status or {}).get("head") or {}
     retiring = {MemberId(m): codec.load(Retiring, r) for m, r in ((status or {}).get("retiring") or {}).items()}
-    return LoopState(retiring=retiring, head=head.get("incarnation", ""), head_epoch=head.get("epoch", 0))
+    scaling = {group: codec.load(GroupScaling, s) for group, s in ((status or {}).get("scaling") or {}).items()}
+    return LoopState(
+        retiring=retiring,
+        head=head.get("incarnation", ""),
+        head_epoch=head.get("epoch", 0),
+        head_lost_at=head.get("replaced"),
+        scaling=scaling,
+    )
 
 
 class _ComputeClusterStatus:
@@ -61,6 +80,7 @@ class _ComputeClusterStatus:
 
     load_state = staticmethod(load_state)
     dump_state = staticmethod(dump_state)
+    transitions = staticmethod(transitions)
 
     def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
         status, causes = report.status, causes_that_matter(report.causes)
@@ -70,7 +90,7 @@ class _ComputeClusterStatus:
             status = replace(status, message=f"{status.message} {causes[0].hint}".strip())
         first = status.groups[0] if status.groups else GroupStatus("default", 0, 0)
         return {
-            **_summary(status, before, now),
+            **_summary(status, before, now, next((c for c in report.causes if c.reason == HEAD_OUTDATED), None)),
             "ready": f"{status.ready}/{status.wanted}",
             "replicas": first.ready,
             "selector": names.selector(names.pod_labels(status.name, first.name)),
@@ -78,6 +98,7 @@ class _ComputeClusterStatus:
             "headReady": any(member.id == HEAD and member.phase is Phase.READY for member in status.members),
             "groups": [_group(group, status.members) for group in status.groups],
             "mode": status.mode,
+            "expires": _dump_expires(status.expires),
             "causes": _dump_causes(causes, before) or None,
         }
 
@@ -94,37 +115,62 @@ class _ComputeClusterStatus:
         if "observedGeneration" not in before:  # a cluster that becomes ready quickly gets a single write
             return after["phase"] in EARLY and not after["reason"]
         is_starting = {after["phase"], before.get("phase")} <= set(EARLY)
-        steady = ("reason", "observedGeneration", *(() if is_starting else ("phase", "head", "retiring", "endpoints")))
+        steady = (
+            "reason",
+            "observedGeneration",
+            "expires",
+            *(() if is_starting else ("phase", "head", "retiring", "endpoints")),
+        )
         return all(after.get(key) == before.get(key) for key in steady)
 
 
 COMPUTE_CLUSTER_STATUS: StatusCodec = _ComputeClusterStatus()
 
 
-def _summary(status: Status, before: Mapping[str, Any], now: str) -> Object:
-    is_ready = "True" if status.phase is Phase.READY else "False"
-    old: Mapping[str, Any] = next((c for c in before.get("conditions") or () if c["type"] == READY), {})
-    condition = {
-        "type": READY,
-        "status": is_ready,
-        "reason": status.reason or status.phase.value,
-        "message": status.message,
-        "observedGeneration": status.generation,
-        "lastTransitionTime": now if old.get("status") != is_ready else old.get("lastTransitionTime", now),
-    }
+def _conditions(status: Status, before: Mapping[str, Any], now: str, held: Cause | None) -> list[Object]:
+    """Ready, and what else is true, as kstatus reads it, and with it Flux and Argo CD: Stalled if nothing will happen
+    until somebody changes the spec, Reconciling while Oars works on it. `held`: why the head runs with an older
+    spec."""
+    reason, message = status.reason or status.phase.value, status.message
+    found = {READY: (str(status.phase is Phase.READY), reason, message)}
+    if status.phase is Phase.FAILED:
+        found[STALLED] = ("True", reason, message)
+    elif status.phase not in (Phase.READY, Phase.STOPPED):
+        found[RECONCILING] = ("True", reason, message)
+    if held is not None:
+        found[HEAD_OUTDATED] = ("True", "OnDelete", held.message)
+    old: Mapping[str, Mapping[str, Any]] = {each["type"]: each for each in before.get("conditions") or ()}
+    return [
+        {
+            "type": kind,
+            "status": is_true,
+            "reason": why,
+            "message": text or f"{status.ready}/{status.wanted} workers are ready.",
+            "observedGeneration": status.generation,
+            "lastTransitionTime": old[kind]["lastTransitionTime"] if _status_of(old, kind) == is_true else now,
+        }
+        for kind, (is_true, why, text) in found.items()
+    ]
+
+
+def _status_of(conditions: Mapping[str, Mapping[str, Any]], kind: str) -> object:
+    return conditions.get(kind, {}).get("status")
+
+
+def _summary(status: Status, before: Mapping[str, Any], now: str, held: Cause | None = None) -> Object:
     return {
         "phase": status.phase.value,
         "reason": status.reason,
         "message": status.message,
         "observedGeneration": status.generation,
-        "conditions": [condition],
+        "conditions": _conditions(status, before, now, held),
     }
 
 
 def _group(group: GroupStatus, members: Sequence[MemberStatus]) -> Object:
     """`unready` names pods that run although the engine does not list them, so that clients can tell who is ready."""
     starting = [m.id for m in members if m.group == group.name and m.phase not in (Phase.READY, Phase.STOPPING)]
-    return asdict(group) | ({"unready": starting[:MAX_UNREADY]} if starting and group.ready else {})
+    return group.to_dict() | ({"unready": starting[:MAX_UNREADY]} if starting and group.ready else {})
 
 
 def causes_that_matter(causes: Sequence[Cause]) -> tuple[Cause, ...]:
@@ -154,6 +200,14 @@ def _dump_causes(causes: Sequence[Cause], before: Mapping[str, Any]) -> list[Obj
 
 def _cause_key(cause: Mapping[str, Any]) -> tuple[str, str]:
     return str(cause["reason"]), str(cause["message"])
+
+
+def _dump_expires(expires: Expires | None) -> Object | None:
+    return {**asdict(expires), "at": timestamp(expires.at)} if expires is not None else None
+
+
+def load_expires(data: Mapping[str, Any] | None) -> Expires | None:
+    return Expires(seconds(data["at"]), data["reason"], data["message"]) if data else None
 
 
 def load_causes(data: Sequence[Mapping[str, Any]] | None) -> tuple[Cause, ...]:

@@ -63,6 +63,15 @@ def is_about_rbac(error: ApiError) -> bool:
 
 
 @contextmanager
+def explained() -> Iterator[None]:
+    """Turn an error of the API server into a PlaceError with a cause that users understand."""
+    try:
+        yield
+    except (ApiError, NameConflict) as error:
+        raise PlaceError(cause_of(error)) from error
+
+
+@contextmanager
 def denied_with_rule() -> Iterator[None]:
     """Raise Denied, with the RBAC rule to add as hint, instead of an ApiError about a missing permission."""
     try:
@@ -87,7 +96,10 @@ def explain_response(status: int, reason: str, message: str, details: Mapping[st
     if rejected := admission.explain(message, namespace, Snapshot()):
         return Cause(rejected.reason, f"{subject} was rejected: {rejected.text}.", rejected.hint)
     if status == 404 and (match := _NO_NAMESPACE.search(message)):
-        hint = f"Create it (`kubectl create namespace {match[1]}`), or set `namespace: {{create: true}}`."
+        hint = (
+            f"Create it (`kubectl create namespace {match[1]}`), or let Oars do it: `--set namespace.create=true`, "
+            "in a file `namespace: {create: true}`."
+        )
         return Cause("NamespaceMissing", f"Namespace {match[1]} does not exist.", hint)
     if status == 404 and not name:
         hint = "For ComputeClusters, run `oars operator install`; otherwise use a server that supports it."

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from oars.base.text import command
 from oars.model import HEAD, LogPattern, Role
 from oars.places.kube import names
 from oars.places.kube.names import Object
@@ -24,8 +25,8 @@ from oars.places.kube.why.facts import (
 )
 from oars.places.kube.why.start import NEVER_RAN
 from oars.plan.decide import CRASH_LOOP
-from oars.plan.logs import LogMeaning, explain_log
-from oars.plan.why import LINES
+from oars.plan.logs import LogMeaning, explain_log, telling_lines
+from oars.spec.resources import show_memory
 
 READINESS_GRACE = 20.0  # seconds in which a starting member may fail its readiness probe
 SAMPLES = 3  # logs read of containers that died the same way
@@ -134,7 +135,9 @@ def _exit(end: Mapping[str, Any]) -> str:
 def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
     if probe := _failed_probe(snapshot, pod, namespace):
         return probe
-    dead = [status for status in container_statuses(pod) if _last_end(status)]
+    dead = [
+        status for status in container_statuses(pod) if _last_end(status) and not _ended_with_head(snapshot, status)
+    ]
     if dead:
         status = min(dead, key=lambda each: bool(each.get("ready")))  # prefer one that has not recovered
         oom = _last_end(status).get("reason") == "OOMKilled"
@@ -144,17 +147,27 @@ def find(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | None:
     if found is None or not found.reason or is_ready(pod):
         return None
     problem = "is not ready" if role(pod) is Role.HEAD else "cannot join the head"
-    return Finding(Severity.DEATH, found.reason, f"{problem}: {found.meaning}", found.hint, tail[-LINES:])
+    return Finding(Severity.DEATH, found.reason, f"{problem}: {found.meaning}", found.hint, telling_lines(tail))
+
+
+def _ended_with_head(snapshot: Snapshot, status: Mapping[str, Any]) -> bool:
+    """True for a worker that has ended normally while there is no head: it does so when its head is replaced."""
+    has_head = any(role(pod) is Role.HEAD and is_ready(pod) for pod in snapshot.pods)
+    return status["name"] == Role.WORKER and not has_head and _last_end(status).get("exitCode") == 0
 
 
 def _out_of_memory(snapshot: Snapshot, pod: Object, status: Mapping[str, Any]) -> Finding:
     container, recovered = status["name"], _has_recovered(pod, status)
     limits = (facts.container_spec(pod, container).get("resources") or {}).get("limits") or {}
-    limit = [f"the limit is {limits['memory']}"] if "memory" in limits else []
-    text = f"ran out of memory{container_suffix(pod, container, *limit)}{' and restarted' if recovered else ''}"
-    hint = f"Give {_more_memory(pod, container)}, or process less data at a time."
+    limit = str(limits.get("memory", ""))
+    limit = show_memory(int(limit)) if limit.isdigit() else limit
+    known = [f"the limit is {limit}"] if limit else []
+    text = f"ran out of memory{container_suffix(pod, container, *known)}{' and restarted' if recovered else ''}"
+    text += _cost(pod, container)
+    than = f" than {limit}" if limit and container == role(pod) else ""
+    hint = f"Give {_more_memory(pod, container)}{than}, or process less data at a time."
     severity = Severity.PAST if recovered else Severity.DEATH
-    return Finding(severity, "OOMKilled", text, hint, _tail(snapshot, pod, container)[-LINES:])
+    return Finding(severity, "OOMKilled", text, hint, telling_lines(_tail(snapshot, pod, container)))
 
 
 def _died(snapshot: Snapshot, pod: Object, status: Mapping[str, Any], namespace: str) -> Finding:
@@ -163,8 +176,9 @@ def _died(snapshot: Snapshot, pod: Object, status: Mapping[str, Any], namespace:
     found = explain_pod_log(tail, snapshot.log_patterns, namespace)
     because = f": {found.meaning}" if found else ""
     if _has_recovered(pod, status):
-        text = f"died{container_suffix(pod, container, how)}{because} and restarted"
-        return Finding(Severity.PAST, "Replaced", text, found.hint if found else "", tail[-LINES:])
+        text = f"died{container_suffix(pod, container, how)}{because} and restarted{_cost(pod, container)}"
+        hint = found.hint if found else _read_log(pod, container, namespace)
+        return Finding(Severity.PAST, "Replaced", text, hint, telling_lines(tail))
     hint = found.hint if found else _read_log(pod, container, namespace)
     if how.endswith("SIGKILL") and not found:  # the kernel may have killed a child for memory, and the parent with it
         hint += f" If it happens again, give {_more_memory(pod, container)}."
@@ -176,9 +190,15 @@ def _died(snapshot: Snapshot, pod: Object, status: Mapping[str, Any], namespace:
         )
     else:
         reason = "HeadLost" if role(pod) is Role.HEAD else "WorkerLost"
-        text = f"died{container_suffix(pod, container, how)}{because}"
+        text = f"died{container_suffix(pod, container, how)}{because}{_cost(pod, container)}"
     reason = found.reason if found and found.reason else reason
-    return Finding(Severity.DEATH, reason, text, hint, tail[-LINES:], merge_key=f"{container} {how}{because}")
+    return Finding(Severity.DEATH, reason, text, hint, telling_lines(tail), merge_key=f"{container} {how}{because}")
+
+
+def _cost(pod: Object, container: str) -> str:
+    """What a death of the head costs."""
+    is_head = role(pod) is Role.HEAD and container == role(pod)
+    return "; all results of the cluster are lost" if is_head else ""
 
 
 def _more_memory(pod: Object, container: str) -> str:
@@ -189,8 +209,8 @@ def _more_memory(pod: Object, container: str) -> str:
 
 def _read_log(pod: Object, container: str, namespace: str) -> str:
     cluster, member = pod["metadata"]["labels"][names.CLUSTER], HEAD if role(pod) is Role.HEAD else name(pod)
-    option = "" if container == role(pod) else f" -c {container}"
-    return f"Read its log: `oars logs {cluster} {member} -n {namespace}{option}`."
+    option = () if container == role(pod) else ("-c", container)
+    return f"Read its log: `{command('logs', cluster, member, *option, namespace=namespace)}`."
 
 
 # probes
@@ -208,7 +228,7 @@ def _failed_probe(snapshot: Snapshot, pod: Object, namespace: str) -> Finding | 
         kind, error = match[1].lower(), facts.strip_period(" ".join(match[2].split())) or "no answer"
         restarted = "" if kind == "readiness" else " and restarted"
         text = f"failed the {kind} probe{container_suffix(pod, container)}{restarted}: {error}"
-        hint, lines = _read_log(pod, container, namespace), _tail(snapshot, pod, container)[-LINES:]
+        hint, lines = _read_log(pod, container, namespace), telling_lines(_tail(snapshot, pod, container))
         severity, reason = (Severity.PAST, "Replaced") if is_ready(pod) else (Severity.PROBE, "ProbeFails")
         return Finding(severity, reason, text, hint, lines, merge_key=f"{container} {kind}")
     return None

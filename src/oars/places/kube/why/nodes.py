@@ -147,7 +147,10 @@ def _taints(case: _Case) -> Iterable[_Reason]:
             listed = f"{_count(count)}: taint{f' {taint}' if taint else ''} is not tolerated"
             yield listed, _tolerate(case.pod, taint.partition("=")[0])
         elif "were unschedulable" in text:
-            yield f"{_count(count)}: cordoned", "List them with `kubectl get nodes`, then run `kubectl uncordon NODE`."
+            yield (
+                f"{_count(count)}: cordoned",
+                "Run `kubectl get nodes`, then `kubectl uncordon` for one of those with SchedulingDisabled.",
+            )
 
 
 def _node_taints(pod: Object, nodes: Sequence[Object]) -> Iterable[_Reason]:

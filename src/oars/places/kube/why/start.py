@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from oars.places.kube.names import HELPER, Object
+from oars.places.kube.names import CLUSTER, HELPER, Object, root
 from oars.places.kube.state.observe import role
 from oars.places.kube.why import facts
 from oars.places.kube.why.facts import Finding, Severity, Snapshot, spec_section, strip_period
@@ -13,6 +13,7 @@ _IMAGE = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNever
           "RegistryUnavailable", "SignatureValidationFailed"}  # fmt: skip
 _CREATE = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreCreateHookError",
            "PreStartHookError", "PostStartHookError"}  # fmt: skip
+VOLUME_FAILS = "VolumeFails"
 NEVER_RAN = {"StartError", "ContainerCannotRun"}  # reasons of terminated containers that ran no process
 _CREATING = {"ContainerCreating", "PodInitializing"}
 
@@ -131,7 +132,8 @@ def _before_containers(snapshot: Snapshot, pod: Object, namespace: str) -> Findi
     if match := _OBJECT.search(message):
         kind = _KINDS[match[1].lower()]
         text = f"cannot mount a volume: {kind} {match[2]} does not exist in namespace {namespace}"
-        hint = f"Create the {kind}, or correct its name."
+        is_ours = match[2] == root(str(pod["metadata"]["labels"][CLUSTER]))
+        hint = f"Oars creates the {kind} again." if is_ours else f"Create the {kind}, or correct its name."
     elif match := _VOLUME_KEY.search(message):
         text = f"cannot mount a volume: there is no key {match[1]}"
         hint = "Add the key to the Secret or ConfigMap, or correct the key's name."
@@ -140,4 +142,4 @@ def _before_containers(snapshot: Snapshot, pod: Object, namespace: str) -> Findi
         match = _VOLUME.match(message)
         text = f"cannot {verb} volume {match[1]}: {match[2]}" if match else f"cannot {verb} a volume: {message}"
         hint = f"Check the volumes of {spec_section(pod)}, and the storage driver of node {node}."
-    return Finding(Severity.SANDBOX, "VolumeFails", text, hint)
+    return Finding(Severity.SANDBOX, VOLUME_FAILS, text, hint)

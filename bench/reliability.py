@@ -1,0 +1,161 @@
+"""Figures for docs/reliability.md. Each command writes its part of bench/results/reliability.json; `make docs` writes
+the page.
+
+python -m bench.reliability simulation [SEEDS]   histories (1,000)
+python -m bench.reliability fuzz [INPUTS]        bad inputs (100,000)
+python -m bench.reliability fairness             reactions while another tenant has trouble
+python -m bench.reliability kills                kills after writes, on the lab's control plane (as root)
+python -m bench.reliability drains [DRAINS]      drains with data under load, on the lab's real pods (50; as root)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import oars
+
+ROOT = Path(__file__).parents[1]
+RESULT = Path(__file__).parent / "results/reliability.json"
+
+
+def facts() -> dict[str, Any]:
+    when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+    return {"when": when, "oars": oars.__version__, "cores": os.cpu_count()}
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def simulation(seeds: int = 1000) -> dict[str, Any]:
+    import tests.conftest  # noqa: F401 (puts the toy engine on the path)
+    from tests.simulation.engine import LATE_SECONDS
+    from tests.simulation.test_histories import AT_ONCE, STEP, replay
+
+    counts: Counter[str] = Counter()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _, text in pool.map(lambda first: replay(first, min(first + STEP - 1, seeds)), range(1, seeds + 1, STEP)):
+            for line in text.splitlines():
+                if line.startswith("seed "):
+                    say(line)
+            counts.update(json.loads(text.splitlines()[-1]))
+    totals = ("histories", "violations", "kills")
+    acts = {name: count for name, count in sorted(counts.items()) if name not in totals}
+    return {**{name: counts[name] for name in totals}, "late_seconds": LATE_SECONDS, "acts": acts}
+
+
+def fuzz(inputs: int = 100_000) -> dict[str, Any]:
+    """Per kind how many were tried and how many of them refused. Anything but a refusal ends the run."""
+    from tests.unit.test_fuzz import KINDS
+
+    from oars.base.errors import EngineUnreachable, OarsError
+
+    counts = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for kind in KINDS:
+            tried, refused = inputs // len(KINDS), 0
+            for seed in range(tried):
+                try:
+                    kind(random.Random(seed), Path(directory) / "file")
+                except (OarsError, EngineUnreachable):
+                    refused += 1
+            counts[kind.__name__.removeprefix("try_")] = {"tried": tried, "refused": refused}
+    return {"inputs": sum(each["tried"] for each in counts.values()), "kinds": counts}
+
+
+def fairness() -> dict[str, Any]:
+    import tests.conftest  # noqa: F401 (puts the toy engine on the path)
+    from tests.simulation.test_fairness import TROUBLES, measure
+
+    rows = []
+    for name, trouble in {"none": lambda _: None, **TROUBLES}.items():
+        found = measure(trouble)
+        rows.append({"trouble": name, "reaction": round(max(found.reactions), 2), "start": round(max(found.starts), 2)})
+    return {"rows": rows}
+
+
+def kills() -> dict[str, Any]:
+    """Phase of the life cycle → write → how often the process was killed right after it, per mode."""
+    with tempfile.TemporaryDirectory() as directory:
+        words = ["-m", "pytest", "-q", "-p", "lab.fixtures", "tests/api/test_killed_after_writes.py"]
+        subprocess.run([sys.executable, *words], cwd=ROOT, env={**os.environ, "OARS_FIGURES": directory}, check=True)
+        files = {path.stem.removeprefix("kills-"): path for path in sorted(Path(directory).glob("kills-*.json"))}
+        return {"modes": {mode: json.loads(path.read_text()) for mode, path in files.items()}}
+
+
+def drains(wanted: int = 50) -> dict[str, Any]:
+    """Workers leave while a driver computes on them and holds results. Each engine in direct mode."""
+    from lab.cluster import Lab
+    from lab.loan import borrowed
+
+    from lab import kube as kubes
+    from lab import settings
+
+    with borrowed(Lab(settings.load(), say)) as lab:
+        rows = []
+        for engine in ("dask", "ray", "mars"):
+            with kubes.fresh_namespace(kubes.of_lab(lab), has_node=True) as kube:
+                rows.append(_drain_pods(engine, kube, wanted))
+                say(str(rows[-1]))
+    return {"rows": rows}
+
+
+def _drain_pods(engine: str, kube: Any, wanted: int) -> dict[str, Any]:
+    from bench.scale_down import SECONDS, WORKERS, leave_drained
+    from bench.scale_down_loads import LOADS
+    from oars import Cluster
+    from oars.base.errors import OarsError
+    from oars.spec.load import build
+    from oars.testing.driver import DriverProgram
+
+    small = {"cpu": 0.2, "burst": True}
+    workers = [{"replicas": WORKERS, "memory": "512Mi", **small}]
+    spec = build(
+        {"engine": engine, "image": kube.image(engine), "head": {"memory": "1Gi", **small}, "workers": workers}
+    )
+    left, problem, started = 0, "", time.monotonic()
+    where: dict[str, Any] = {"namespace": kube.namespace, "kubeconfig": str(kube.kubeconfig), "mode": "direct"}
+    with (
+        Cluster(spec.spec, name="drains", timeout="5m", **where) as cluster,
+        DriverProgram(cluster, LOADS[engine], "/tmp/ran") as program,  # tasks write there, in their pod
+    ):
+        program.expect("running")
+        try:
+            while left < wanted and time.monotonic() - started < SECONDS:
+                left += leave_drained(cluster, program)
+        except (TimeoutError, OarsError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        program.tell("stop")
+        counted = json.loads(program.expect("{", 300))
+    seconds = round(time.monotonic() - started, 1)
+    return {"engine": engine, "left": left, **counted, "seconds": seconds, "problem": problem}
+
+
+PARTS: dict[str, Callable[..., dict[str, Any]]] = {
+    each.__name__: each for each in (simulation, fuzz, fairness, kills, drains)
+}
+
+
+def main(words: list[str]) -> int:
+    if not words or words[0] not in PARTS:
+        sys.stderr.write(__doc__ or "")
+        return 2
+    found = PARTS[words[0]](*map(int, words[1:]))
+    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    RESULT.write_text(json.dumps({**known, words[0]: {**facts(), **found}}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,270 @@
+"""Jobs on Kubernetes: ComputeJobs, which the operator reconciles; without one direct_jobs. See jobs.JobBackend."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from oars.base.errors import NotFound, OarsError, UsageError
+from oars.base.settings import Settings
+from oars.client import operator_client, pod_logs
+from oars.client.backend import Location, LogOptions, Progress, ignore
+from oars.client.direct_jobs import DirectJob, check_direct, free_driver_name
+from oars.client.job_files import send_files
+from oars.client.jobs import JobHandle, JobInfo, PolledJob
+from oars.client.kubernetes import KubeBackend
+from oars.kube.errors import ApiError, is_conflict, is_not_found
+from oars.kube.kinds import CONFIG_MAP, POD, Object
+from oars.places.kube import names
+from oars.places.kube.kinds import COMPUTE_JOB
+from oars.places.kube.render.driver import CONTAINER
+from oars.places.kube.state.job_codec import load_status
+from oars.places.kube.why.api_errors import denied_with_rule
+from oars.spec.load_job import NO_METADATA, JobMetadata, check_on_kubernetes, dump_job
+from oars.spec.resources import duration
+
+if TYPE_CHECKING:
+    from oars.client.archive import Archive
+    from oars.spec.job import JobSpec
+
+FILES_LIMIT = 64 * 2**20  # bytes of files
+ARCHIVE_LIMIT = 8 * 2**20  # bytes of the packed archive
+POLL_SECONDS = 0.5  # how often the status is read
+COMPARED_LINES = 100  # by which the place is found in the kept log where a connection was cut
+
+
+class KubeJobs:
+    """Jobs of one namespace."""
+
+    place = "kubernetes"
+    archive_limit = FILES_LIMIT
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], location: Location) -> None:
+        self.backend = KubeBackend(settings, environ, location)
+        self.mode = location.mode
+
+    async def submit(
+        self,
+        name: str,
+        spec: JobSpec,
+        archive: Archive | None,
+        progress: Progress = ignore,
+        metadata: JobMetadata = NO_METADATA,
+    ) -> JobHandle:
+        check_on_kubernetes(spec)
+        client, namespace = self.backend.client, self.backend.namespace
+        await self.backend.login()
+        has_operator = await self._has_operator(namespace)
+        if archive is not None and len(archive.data) > ARCHIVE_LIMIT:
+            raise UsageError(
+                f"The working directory has {len(archive.data) / 2**20:.1f} MiB when packed, but at most "
+                f"{ARCHIVE_LIMIT // 2**20} MiB can be sent to Kubernetes. "
+                f"The biggest entries, not packed: {archive.biggest}.",
+                "List what the job does not need in .oarsignore, or put it into the image.",
+            )
+        if not has_operator:
+            check_direct(spec, metadata.labels, namespace)
+            with denied_with_rule():
+                await free_driver_name(client, name, 1, namespace)
+            return DirectJob(name, spec, archive, self.backend)
+        manifest = dump_job(name, spec, metadata)
+        manifest["metadata"]["namespace"] = namespace
+        if isinstance(manifest["spec"].get("cluster"), dict):
+            manifest["spec"]["cluster"].pop("place", None)
+        try:
+            with denied_with_rule():
+                created = await client.create(manifest)
+                if archive is not None:
+                    await self._send(archive, created, progress)
+        except ApiError as error:
+            if not is_conflict(error):
+                raise
+            hint = f"Choose another name, or run `oars jobs rm {name} -n {namespace}`."
+            raise OarsError(f"Job {name!r} exists already in namespace {namespace!r}.", hint) from error
+        return KubeJobHandle(self, name, namespace)
+
+    async def _has_operator(self, namespace: str) -> bool:
+        """False: jobs run in direct mode. Raises UsageError if that is not wanted."""
+        mode = self.mode or await operator_client.find_mode(self.backend.client, namespace)
+        if mode == "direct":
+            return False
+        if await operator_client.if_allowed(self.backend.client.list(COMPUTE_JOB, namespace, limit=1)) is not None:
+            return True
+        raise UsageError(
+            f"No operator serves jobs in namespace {namespace!r}.",
+            "Install it with `oars operator install`, or use direct mode: the job then runs while you wait.",
+        )
+
+    async def _send(self, archive: Archive, job: Object, progress: Progress) -> None:
+        owner = {key: job[key] for key in ("apiVersion", "kind")}
+        owner |= {key: job["metadata"][key] for key in ("name", "uid")}
+        await send_files(self.backend.client, archive, owner, job["metadata"]["namespace"], progress)
+
+    def job(self, name: str) -> KubeJobHandle:
+        return KubeJobHandle(self, name, self.backend.namespace)
+
+    async def list(self, *, all_namespaces: bool = False) -> Sequence[JobInfo]:
+        await self.backend.login()
+        namespace = None if all_namespaces else self.backend.namespace
+        found = await operator_client.if_allowed(self.backend.client.list(COMPUTE_JOB, namespace))
+        return [_info(each) for each in found.items] if found is not None else []
+
+    async def close(self) -> None:
+        await self.backend.close()
+
+
+class KubeJobHandle(PolledJob):
+    """One ComputeJob. See jobs.JobHandle."""
+
+    poll_seconds = POLL_SECONDS
+
+    def __init__(self, jobs: KubeJobs, name: str, namespace: str) -> None:
+        self._jobs = jobs
+        self.name = name
+        self.namespace = namespace
+
+    async def _read(self) -> Object:
+        await self._jobs.backend.login()
+        try:
+            with denied_with_rule():
+                return await self._jobs.backend.client.get(COMPUTE_JOB, self.name, self.namespace)
+        except ApiError as error:
+            if not is_not_found(error):
+                raise
+            message = f"There is no job {self.name!r} in namespace {self.namespace!r}."
+            raise NotFound(message, f"Run `oars jobs ls -n {self.namespace}` to list jobs.") from None
+
+    async def info(self) -> JobInfo:
+        return _info(await self._read())
+
+    async def _attempt_lines(self, number: int, *, follow: bool) -> AsyncIterator[str]:
+        if follow and await self._wait_for_pod(number):
+            async for line in self._follow(number):
+                yield line
+            return
+        kept = await self._kept_lines(number)
+        for line in kept if kept is not None else await self._present_lines(number):
+            yield line
+
+    async def _present_lines(self, number: int) -> list[str]:
+        options = LogOptions(container=CONTAINER)
+        try:
+            lines = pod_logs.read(self._jobs.backend.client, lambda: self._pod(number), options)
+            return [line async for line in lines]
+        except ApiError as error:
+            if error.status != 400:  # 400: the container does not run yet
+                raise
+            return []
+
+    async def _wait_for_pod(self, number: int) -> bool:
+        """True as soon as the driver's pod exists; False if the attempt ends before that."""
+        while not await self._is_over(number):
+            if await self._pod(number) is not None:
+                return True
+            await asyncio.sleep(POLL_SECONDS)  # poll: the cluster starts first
+        return False
+
+    async def _follow(self, number: int) -> AsyncIterator[str]:
+        """All lines of the pod; if it is gone before they were read, the rest from the kept log."""
+        is_gone = False
+
+        async def find_pod() -> Object | None:
+            nonlocal is_gone
+            pod = await self._pod(number)
+            is_gone = pod is None
+            return pod
+
+        async def is_over() -> bool:
+            return await self._is_over(number)
+
+        count, last = 0, deque[str](maxlen=COMPARED_LINES)
+        options = LogOptions(follow=True, container=CONTAINER)
+        async for line in pod_logs.follow(self._jobs.backend.client, find_pod, options, is_over):
+            count += 1
+            last.append(line)
+            yield line
+        if not is_gone:
+            return
+        while not await is_over():  # noqa: ASYNC110 (it is a request)
+            await asyncio.sleep(POLL_SECONDS)  # poll: the operator finds out that the pod is gone
+        for line in lines_after(await self._kept_lines(number) or [], count, list(last)):
+            yield line
+
+    async def _pod(self, number: int) -> Object | None:
+        selector = names.selector({names.JOB: self.name, names.ATTEMPT: str(number)})
+        found = (await self._jobs.backend.client.list(POD, self.namespace, labels=selector)).items
+        return found[0] if found else None
+
+    async def _kept_lines(self, number: int) -> list[str] | None:
+        name = names.job_log(self.name, number)
+        found = await operator_client.if_allowed(self._jobs.backend.client.get(CONFIG_MAP, name, self.namespace))
+        if found is None:
+            return None
+        text = gzip.decompress(base64.b64decode(found["binaryData"]["log.gz"])).decode(errors="replace")
+        return text.removesuffix("\n").split("\n") if text else []
+
+    async def cancel(self) -> None:
+        await self._patch({"metadata": {"annotations": {names.CANCEL: "requested"}}})
+
+    async def suspend(self, *, suspended: bool) -> None:
+        resource = await self._read()
+        change: Object = {"suspend": suspended}
+        if not suspended and resource["spec"].get("schedule"):
+            change["schedule"] = {"suspend": False}
+        await self._patch({"spec": change})
+
+    async def _patch(self, body: Object) -> None:
+        await self._read()
+        with denied_with_rule():
+            await self._jobs.backend.client.patch(COMPUTE_JOB, self.name, self.namespace, body)
+
+    async def delete(self, timeout: float) -> None:  # noqa: ASYNC109 (see JobHandle)
+        await self._read()
+        client, deadline = self._jobs.backend.client, time.monotonic() + timeout
+        with denied_with_rule():
+            await client.delete(COMPUTE_JOB, self.name, self.namespace, propagation="Foreground")
+        while True:
+            try:
+                await self._read()
+            except NotFound:
+                return
+            if time.monotonic() > deadline:
+                raise OarsError(f"Job {self.name!r} was not removed within {timeout:.0f} s.", "It continues to stop.")
+            await asyncio.sleep(POLL_SECONDS)  # poll: a deletion takes seconds
+
+
+def lines_after(kept: list[str], count: int, last: list[str]) -> list[str]:
+    """The kept lines that follow those that were read: so many, and these were the last of them. The kept log may lack
+    its beginning."""
+    for end in range(min(count, len(kept)), len(last) - 1, -1):
+        if kept[end - len(last) : end] == last:
+            return kept[end:]
+    return kept
+
+
+def _info(resource: Object) -> JobInfo:
+    metadata, spec = resource["metadata"], resource["spec"]
+    return JobInfo(
+        metadata["name"],
+        "kubernetes",
+        datetime.fromisoformat(metadata["creationTimestamp"]).timestamp(),
+        load_status(resource.get("status")),
+        namespace=metadata["namespace"],
+        ttl=_span(spec.get("ttlAfterFinished")),
+        deadline=_span(spec.get("deadline")),
+        schedule=str((spec.get("schedule") or {}).get("cron", "")),
+        run_of=str((metadata.get("labels") or {}).get(names.SCHEDULE, "")),
+    )
+
+
+def _span(value: object) -> float | None:
+    try:
+        return None if value is None else duration(value)
+    except ValueError:
+        return None

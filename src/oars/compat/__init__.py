@@ -1,0 +1,1 @@
+"""Interfaces of other projects on Oars: programs written for them run with only the import changed."""

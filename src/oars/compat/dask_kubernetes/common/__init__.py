@@ -1,0 +1,1 @@
+"""Pod templates and credentials, under the module names of dask-kubernetes."""

@@ -1,0 +1,242 @@
+"""The status of a MarsJob, in the words of KubeDL: it follows the job's pods. Pure.
+
+The scheduler of Mars is a server, so no driver decides. The job runs as soon as its scheduler and a worker do. It ends
+when the scheduler ends (unless that is restarted), when members died too often, or when its time is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oars.convert.mars import ROLES
+from oars.model import HEAD, Cause, LoopState
+from oars.operator.resources import Course
+from oars.places.kube.names import Object
+from oars.places.kube.state import observe, status_codec
+from oars.places.report import Report
+from oars.spec.status import Phase
+
+SCHEDULER, WEB, WORKER = ROLES
+CREATED, RUNNING, RESTARTING, SUCCEEDED, FAILED = "Created", "Running", "Restarting", "Succeeded", "Failed"
+RESTARTS = ("Always", "OnFailure")  # policies with which a scheduler that ended is started again
+MAX_MESSAGE = 1000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What of the spec decides how the job ends. Times in seconds; None: no limit."""
+
+    restart: str = "Never"  # of the scheduler
+    backoff_limit: int | None = None
+    deadline: int | None = None
+    ttl: int | None = None
+
+
+def policy_of(spec: Mapping[str, Any]) -> Policy:
+    roles = {str(name).lower(): role for name, role in spec["marsReplicaSpecs"].items()}
+    scheduler = roles.get(SCHEDULER.lower()) or {}
+    return Policy(
+        restart=scheduler.get("restartPolicy") or "Never",
+        backoff_limit=spec.get("backoffLimit"),
+        deadline=spec.get("activeDeadlineSeconds"),
+        ttl=spec.get("ttlSecondsAfterFinished"),
+    )
+
+
+def is_ended(status: Mapping[str, Any]) -> bool:
+    return bool(status.get("completionTime"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the job ended."""
+
+    state: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Members:
+    """The pods of a job that are not being deleted."""
+
+    heads: Sequence[Object]
+    workers: Sequence[Object]
+
+    @classmethod
+    def of(cls, pods: Sequence[Object]) -> Members:
+        present = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+        heads = [pod for pod in present if observe.group_name(pod) == HEAD]
+        return cls(heads, [pod for pod in present if observe.group_name(pod) != HEAD])
+
+    def runs(self) -> bool:
+        """As in KubeDL: the scheduler runs, and a worker exists that has not ended."""
+        return any(map(observe.is_running, self.heads)) and any(map(observe.is_up, self.workers))
+
+    def restarting(self) -> Object | None:
+        """A member that died and does not run again yet."""
+        return next((pod for pod in (*self.heads, *self.workers) if ending(pod) and not observe.is_running(pod)), None)
+
+    def restarts(self) -> int:
+        return sum(int(container(pod).get("restartCount", 0)) for pod in (*self.heads, *self.workers))
+
+
+def container(pod: Object) -> Mapping[str, Any]:
+    """The status of the container that runs Mars."""
+    found = pod.get("status", {}).get("containerStatuses") or ()
+    return next((each for each in found if each["name"] == observe.role(pod).value), {})
+
+
+def ending(pod: Object) -> Mapping[str, Any]:
+    """How the container ended, now or the last time; empty if it has not. A pod that ended as a whole, such as an
+    evicted one, says so itself."""
+    state, last = container(pod).get("state", {}), container(pod).get("lastState", {})
+    found: Mapping[str, Any] = state.get("terminated") or last.get("terminated") or {}
+    if not found and observe.phase(pod) == FAILED:
+        status = pod["status"]
+        return {"reason": status.get("reason", FAILED), "message": status.get("message", "")}
+    return found
+
+
+def follow(
+    resource: Object, status: Mapping[str, Any], pods: Sequence[Object], causes: Sequence[Cause], now: float
+) -> Course:
+    """What becomes of the job (see operator.resources.Follow)."""
+    policy, members = policy_of(resource["spec"]), Members.of(pods)
+    name, stamp = resource["metadata"]["name"], observe.timestamp(now)
+    if is_ended(status):
+        left = math.inf if policy.ttl is None else observe.seconds(status["completionTime"]) + policy.ttl - now
+        changes = _touched({"replicaStatuses": _replica_statuses(members, status)}, status, stamp)
+        return Course(changes, is_over=left <= 0, pause=max(0.0, left))
+    started = observe.seconds(status.get("startTime")) or now
+    left = math.inf if policy.deadline is None else started + policy.deadline - now
+    verdict = _verdict(policy, members, left)
+    if verdict is not None:
+        state, reason, message = verdict.state, verdict.reason, verdict.message
+    else:
+        state, reason, message = _state(name, status, members)
+        message = " ".join([message, *(f"{each.message} {each.hint}".strip() for each in causes[:1])])
+    changes = {
+        "conditions": conditions(status.get("conditions") or (), state, (reason, message[:MAX_MESSAGE]), stamp),
+        "replicaStatuses": _replica_statuses(members, status, verdict),
+        "startTime": observe.timestamp(started),
+        **({"completionTime": stamp} if verdict is not None else {}),
+    }
+    events = (Cause(reason, message),) if state != last_type(status) else ()
+    return Course(_touched(changes, status, stamp), events, pause=max(0.0, left))
+
+
+def _verdict(policy: Policy, members: Members, left: float) -> Verdict | None:
+    for pod in members.heads:
+        ended = ending(pod)
+        is_good = ended.get("exitCode") == 0
+        if ended and (policy.restart not in RESTARTS or (policy.restart == "OnFailure" and is_good)):
+            how = observe.ending(ended) if "exitCode" in ended else f"ended: {ended.get('reason')}"
+            state = SUCCEEDED if is_good else FAILED
+            return Verdict(state, f"Job{state}", f"The scheduler {how}. {ended.get('message') or ''}".strip())
+    restarts = members.restarts()
+    if policy.backoff_limit is not None and restarts > policy.backoff_limit:
+        message = f"Members of the job were restarted {restarts} times; spec.backoffLimit is {policy.backoff_limit}."
+        return Verdict(FAILED, "BackoffLimitExceeded", message)
+    if left <= 0:
+        message = f"The job ran for {policy.deadline} s, its spec.activeDeadlineSeconds. Its pods are stopped."
+        return Verdict(FAILED, "DeadlineExceeded", message)
+    return None
+
+
+def _state(name: str, status: Mapping[str, Any], members: Members) -> tuple[str, str, str]:
+    """State, reason and message of a job that has not ended. A job that has run stays Running while its pods are
+    replaced, as in KubeDL."""
+    has_run = last_type(status) in (RUNNING, RESTARTING)
+    pod = members.restarting()
+    if pod is not None and has_run:
+        how = observe.ending(ending(pod))
+        return RESTARTING, "JobRestarting", f"MarsJob {name} restarts {pod['metadata']['name']}, which {how}."
+    if has_run or members.runs():
+        return RUNNING, "JobRunning", f"MarsJob {name} is running."
+    return CREATED, "JobCreated", f"MarsJob {name} is created."
+
+
+def last_type(status: Mapping[str, Any]) -> str:
+    """The state: the type of the last condition."""
+    found = status.get("conditions") or ()
+    return str(found[-1]["type"]) if found else ""
+
+
+def conditions(
+    before: Sequence[Mapping[str, Any]], state: str, why: tuple[str, str], stamp: str
+) -> list[Mapping[str, Any]]:
+    """KubeDL's list: the last one is the state. Running and Restarting replace each other; a job that ended no longer
+    runs."""
+    reason, message = why
+    last = before[-1] if before else {}
+    if last.get("type") == state:
+        if (last.get("reason"), last.get("message")) == why:
+            return list(before)
+        return [*before[:-1], {**last, "reason": reason, "message": message, "lastUpdateTime": stamp}]
+    replaced = {state, *((RUNNING, RESTARTING) if state in (RUNNING, RESTARTING) else (FAILED,))}
+    kept = [each for each in before if each["type"] not in replaced]
+    if state in (SUCCEEDED, FAILED):
+        kept = [
+            {**each, "status": "False", "lastUpdateTime": stamp, "lastTransitionTime": stamp}
+            if each["type"] == RUNNING
+            else each
+            for each in kept
+        ]
+    fresh = {"type": state, "status": "True", "reason": reason, "message": message}
+    return [*kept, {**fresh, "lastUpdateTime": stamp, "lastTransitionTime": stamp}]
+
+
+def _replica_statuses(members: Members, status: Mapping[str, Any], verdict: Verdict | None = None) -> Object:
+    """The head is the scheduler and the web service. How the scheduler ended stays known when its pod is gone."""
+    head = {"active": sum(map(observe.is_up, members.heads))}
+    scheduler = dict(head)
+    if verdict is not None and verdict.reason.startswith("Job"):
+        scheduler = {"active": 0, verdict.state.lower(): 1}
+    elif is_ended(status):
+        known = (status.get("replicaStatuses") or {}).get(SCHEDULER) or {}
+        scheduler |= {key: known[key] for key in ("succeeded", "failed") if key in known}
+    workers = {"active": sum(map(observe.is_up, members.workers))}
+    if failed := sum(observe.phase(pod) == FAILED for pod in members.workers):
+        workers["failed"] = failed
+    return {SCHEDULER: scheduler, WEB: head, WORKER: workers}
+
+
+def _touched(changes: Object, status: Mapping[str, Any], stamp: str) -> Object:
+    """The changes with the time of this pass, if there are any."""
+    is_same = all(status.get(key) == value for key, value in changes.items())
+    return changes if is_same else {**changes, "lastReconcileTime": stamp}
+
+
+class MarsJobStatus:
+    """The part of the status that is not KubeDL's: the state of the loop, and why a job cannot run (see
+    places.kube.state.status_codec.StatusCodec)."""
+
+    def load_state(self, status: Mapping[str, Any]) -> LoopState:
+        return status_codec.load_state(status.get("loop"))
+
+    def dump_state(self, state: LoopState) -> Object:
+        return {"loop": {key: value for key, value in status_codec.dump_state(state).items() if value is not None}}
+
+    def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
+        return {"observedGeneration": report.status.generation}
+
+    def dump_failure(
+        self, cause: Cause, phase: Phase | None, generation: int, before: Mapping[str, Any], now: str
+    ) -> Object:
+        """A job whose spec is refused has failed until that is corrected."""
+        if phase is not Phase.FAILED or is_ended(before):
+            return {"observedGeneration": generation}
+        why = cause.reason, f"{cause.message} {cause.hint}".strip()[:MAX_MESSAGE]
+        return {
+            "observedGeneration": generation,
+            "conditions": conditions(before.get("conditions") or (), FAILED, why, now),
+        }
+
+    def is_progress(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+        return False
+
+    def transitions(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Cause]:
+        return ()

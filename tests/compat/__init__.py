@@ -1,0 +1,1 @@
+"""Code blocks of the pages whose interfaces oars.compat offers."""

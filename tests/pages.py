@@ -1,0 +1,353 @@
+"""Runs the shell lines of the documentation as a reader types them, and compares what they print with the page.
+
+How a page is read:
+- Every line that begins with `$ ` in a `console` block is run, in the order of the page, in one directory.
+- The lines below it are its output. They must appear in the output, in this order; other lines may stand between them.
+  What differs from run to run (ports, times, names of pods) is compared by its form only. `…` stands for any text.
+- A line without output below it needs a row in RESULTS: what it must print.
+- A `python` or `yaml` block is a file if the paragraph before it names one with that ending and ends with a colon.
+- CANNOT_RUN lists the lines that no test can run, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 300
+NO_EDITS: Mapping[str, str] = {}
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"`([\w-]+\.(py|yaml))`")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_LANGUAGES = {"py": "python", "yaml": "yaml"}
+
+# Parts of an output that differ from run to run.
+_VARIABLE = (
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}",  # a time in a log
+    r"127\.0\.0\.1:\d+",
+    r"\d+\.\d s",
+    r"(?<=\s)\d+s(?=\s|$)",  # an age
+    r"(?<=-)[0-9a-f]{8,10}-[a-z0-9]{5}\b",  # of a pod
+    r"(?<=-job-)\w{5}\b",
+)
+_PARTS = re.compile("|".join(f"({each})" for each in (*_VARIABLE, "…", r"\s+")))
+
+# What a command prints that the page shows without output: a pattern for the command, one for its output.
+RESULTS: tuple[tuple[str, str], ...] = (
+    (r"(OARS_DEBUG=1 )?oars up ", r"Phase: +Ready[\s\S]*Workers: +\d/\d ready"),
+    (r"oars head .*--daemon", r"join\.token"),
+    (r"oars worker .*--daemon", r"(?m)^one$"),
+    (r"oars service ", r"ExecStart=\S+oars (head|worker) --"),
+    (r"oars scale \S+ (\d)\b", r"Workers: +\1/\1 ready"),
+    (r"oars adapt ", r"Phase: +Ready"),
+    (r"oars drain ", r"Phase: +Ready"),
+    (r"oars ls --gone", r"^No cluster ended by itself within the last day\.$"),
+    (r"oars ls", r"(?m)^NAME [\s\S]*^demo .*Ready"),
+    (r"oars status .*-o json", r'"phase": "Ready"'),
+    (r"oars status demo; oars why demo;", r"Phase: +Ready[\s\S]*Nothing is wrong[\s\S]*\[head\][\s\S]*is stopped"),
+    (r"oars status ", r"Phase: +Ready[\s\S]*worker-\S+ +Ready"),
+    (r"oars down", r"(demo|one|dask) is stopped\.|^$"),
+    (r"oars logs demo .*-c oars", r"^$"),  # the helper has nothing to say
+    (r"oars logs demo .*-f", r"\[head\] .*Scheduler at:"),
+    (r"oars logs demo worker-0", r"Registered to:"),
+    (r"oars logs ", r"\[head\] .*Scheduler at:"),
+    (r"oars why ", r"demo is Ready, \d of \d workers ready\."),
+    (r"oars shell ", r"the client sees \d workers"),
+    (r"oars exec (demo|dask) -- python", r"trained on \d workers"),
+    (r"oars run .*inner.py", r"2000x2000 of 2000"),
+    (r"oars run .*--epochs 3", r"trained on 1 workers \['--epochs', '3'\]"),
+    (r"oars run .* -- --workers 8", r"on 1 workers \['--workers', '8'\]"),
+    (r"oars run .*--workers (\d)", r"trained on \1 workers \[\]"),
+    (r"oars run ", r"trained on \d workers \[\]"),
+    (r"oars submit .*--epochs 3", r"trained on 2 workers \['--epochs', '3'\]"),
+    (r"oars submit .*--detach", r"(?m)^train +(Queued|Starting|Running|Succeeded)"),
+    (r"oars submit -f nightly.yaml", r"(?m)^report +Queued"),
+    (r"oars jobs (suspend|resume) ", r"(?m)^report +(Queued|Suspended)"),
+    (r"oars submit ", r"trained on \d workers \[\]"),
+    (r"oars jobs (wait|status) ", r"Succeeded"),
+    (r"oars jobs rm ", r"removed"),
+    (r"oars doctor", r"(?m)^ok +python"),
+    (r"oars env ls", r"(?m)^KEY [\s\S]*^dask-"),
+    (r"oars env rm", r"dask-\w+ is removed|Removed"),
+    (r"oars exec .*print\(Client\(\)\)", r"<Client: .*processes=\d"),
+    (r"oars exec .*df -h", r"Mounted on[\s\S]*/dev/shm"),
+    (r"oars cp ", r"^$|copying"),
+    (r"oars dashboard ", r"http://127\.0\.0\.1:\d+/status"),
+    (r"oars image build .*-t (\S+)", r"(?m)^registry.example.org/ray:1$"),
+    (r"oars apply ", r"head replaced: [\s\S]*Phase: +Ready"),
+    (r"oars operator install && kubectl", r"oars-system[\s\S]*computecluster\S+ created"),
+    (r"oars operator install", r"Namespace oars-system is ready|The operator runs in namespace oars-system"),
+    (r"oars operator status", r"clusters +\d"),
+    (r"oars rbac .*kubectl apply", r"role\S+ created[\s\S]*rolebinding\S+ created"),
+    (r"oars render .*only \| kubectl apply", r"^[\s\S]*secret/demo-oars created$"),
+    (r"oars render .*> ", r"Secret"),
+    (r"oars render .*--workers 5 .*kubectl apply", r"secret/demo-oars unchanged[\s\S]*demo-worker configured"),
+    (r"oars render .*kubectl apply", r"secret/\w+-oars created[\s\S]*deployment.apps/\w+-worker created"),
+    (r"oars render .*kubectl delete", r'secret "demo-oars" deleted[\s\S]*"demo-worker" deleted'),
+    (r"kubectl .*get computeclusters", r"demo +dask +Ready"),
+    (r"kubectl scale", r"scaled"),
+    (r"kubectl (-n ray )?autoscale", r"autoscaled"),
+    (r"kubectl (-n ray )?delete", r"deleted"),
+    (r"kubectl -n ray cp", r"^$"),
+    (r"kubectl -n ray (exec|logs)|python example.py", r"Success!"),
+    (r"kubectl -n ray create configmap", r"configmap/example created"),
+    (r"kubectl apply -f demo.yaml", r"deployment.apps/demo-worker created"),
+    (r"kubectl apply -f ray-cluster.yaml", r"deployment.apps/ray-worker created"),
+    (r"kubectl create -f mars-test-demo.yaml", r"marsjob.training.kubedl.io/mars-test-demo created"),
+    (r"kubectl apply -f cluster.yaml", r"computecluster.oars.dev/\S+ (created|configured)"),
+    (r"kill ", r"^$"),
+    (r"eval .*completion bash", r"^$"),
+    (r"oars completion fish", r"^$"),
+)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return [text for found, text in _BLOCK.findall((ROOT / page).read_text()) if found == language]
+
+
+# What is typed into a command that reads standard input.
+_IPYTHON = f"{blocks('docs/how-to/ray-by-kubectl.md', 'ipython')[0]}print('Success!')\n"
+TYPED = {
+    r"kubectl .*exec -it .*-- ipython": _IPYTHON,
+    r"kubectl .*exec -it .*# there: ipython": f"cat > typed << 'END'\n{_IPYTHON}END\nipython < typed\n",
+    r"kubectl .*exec -it": "python example.py\n",
+    r"oars shell": "print('the client sees', len(client.scheduler_info(n_workers=-1)['workers']), 'workers')\n",
+}
+# Commands that run until Ctrl-C; it is pressed when the result has been seen.
+ENDLESS = r"oars logs .*-f\b|oars dashboard"
+# Commands that are repeated until they print what the page shows, as `kubectl apply` does not wait for pods.
+REPEATED = r"kubectl (-n \w+ )?(get|exec|cp|logs)\b"
+
+CANNOT_RUN: Mapping[str, str] = {
+    "pip install 'oars[all]'": "Oars is not published; `make setup` installs the checkout with the same extras",
+    "pip install 'oars[dask]'": "as above",
+    "make demo": "tests/live/test_examples.py runs the program behind it",
+    "make test": "it would run itself",
+    "make bench": "takes an hour on an idle machine",
+    "make setup": "the test runs in what it made",
+    ".venv/bin/oars doctor": "the quickstart has `oars doctor`",
+    **dict.fromkeys(
+        (
+            "python -m lab up",
+            "python -m lab up --control-plane",
+            "python -m lab up --kwok 100",
+            "python -m lab images",
+            "python -m lab build",
+            "python -m lab kubectl get pods -A",
+            "python -m lab status | logs | kubeconfig | doctor",
+            "python -m lab down",
+            "python -m lab reset",
+        ),
+        "tests/lab/test_lifecycle.py runs these on a lab of its own",
+    ),
+    "python -m lab image build -t TAG -f FILE DIR": "tests/e2e/test_compat_mars.py builds an image with it",
+    'eval "$(oars completion zsh)"': "zsh is not installed where the tests run; test_commands.py checks the script",
+    **dict.fromkeys(
+        (
+            "kubectl drain node1 --ignore-daemonsets --delete-emptydir-data",
+            "kubectl get pods -A -l oars.dev/group=head --field-selector spec.nodeName=node1",
+            'kubectl patch computecluster demo -n team --type merge -p \'{"spec": {"head": {"eviction": "allow"}}}\'',
+        ),
+        "would empty the lab's only node; tests/api/test_maintenance.py evicts a head",
+    ),
+    "oars logs demo head -n team --previous": "needs a container that restarted; tests/e2e/test_cli_kube.py has one",
+    "oars exec demo --member demo-worker-5d9c-x2x -- nvidia-smi": "needs a graphics card",
+    "oars exec demo --member demo-worker-5d9c-x2x -c agent -- cat /etc/agent.conf": "needs the reader's own sidecar",
+}
+
+# A script for `oars run` and `oars exec`, which the pages call train.py; on any engine.
+TRAIN = """
+import os, sys
+if os.environ["OARS_ENGINE"] == "ray":
+    import ray
+    ray.init(log_to_driver=False)
+    workers = sum("node:__internal_head__" not in node["Resources"] for node in ray.nodes() if node["Alive"])
+elif os.environ["OARS_ENGINE"] == "dask":
+    from distributed import Client
+    workers = len(Client().scheduler_info(n_workers=-1)["workers"])
+else:
+    import json, urllib.request
+    token = {"Authorization": "Bearer " + open(os.environ["OARS_TOKEN_FILE"]).read()}
+    request = urllib.request.Request(os.environ["OARS_ADDRESS"] + "/api/cluster/nodes?role=1", headers=token)
+    workers = len(json.load(urllib.request.urlopen(request))["nodes"])
+print("trained on", workers, "workers", sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One shell line of a page and the output that the page shows below it."""
+
+    page: str
+    line: int
+    section: str
+    command: str
+    shown: tuple[str, ...]
+
+    @property
+    def bare(self) -> str:
+        """Without the comment behind it."""
+        return re.sub(r"\s+#\s.*$", "", self.command)
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: $ {self.command}"
+
+
+@dataclass(frozen=True)
+class Session:
+    """How the lines of a page, or of some of its sections, are run."""
+
+    page: str
+    sections: tuple[str, ...] = ()  # empty: all
+    before: tuple[str, ...] = ()  # what the reader has done before
+    files: Mapping[str, str] = field(default_factory=dict)  # that the reader has, besides those of the page
+    edits: Mapping[str, str] = field(default_factory=dict)  # text of a command → what this reader types instead
+    only: str = ""  # a pattern for the commands to run; empty: all
+    own_cache: bool = False  # the reader has no cached environments yet
+
+    @property
+    def steps(self) -> list[Step]:
+        found = steps(self.page)
+        unknown = set(self.sections) - {step.section for step in found}
+        assert not unknown, f"{self.page} has no shell lines in {unknown}"
+        chosen = [step for step in found if not self.sections or step.section in self.sections]
+        return [step for step in chosen if re.search(self.only, step.command)]
+
+
+def pages() -> list[str]:
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [str(page.relative_to(ROOT)) for page in found]
+
+
+def steps(page: str) -> list[Step]:
+    text = (ROOT / page).read_text()
+    found: list[Step] = []
+    for block in _BLOCK.finditer(text):
+        if block[1] != "console":
+            continue
+        section = _HEADING.findall(_BLOCK.sub("", text[: block.start()]))[-1]
+        first = text[: block.start(2)].count("\n") + 1
+        for number, line in enumerate(block[2].splitlines(), first):
+            if line.startswith("$ "):
+                found.append(Step(page, number, section, line[2:], ()))
+            else:
+                last = found.pop()
+                found.append(Step(page, last.line, section, last.command, (*last.shown, line)))
+    return found
+
+
+def files(page: str) -> dict[str, str]:
+    """The blocks that the page introduces as files."""
+    text = (ROOT / page).read_text()
+    found = {}
+    for block in _BLOCK.finditer(text):
+        paragraph = text[: block.start()].rstrip().rpartition("\n\n")[2]
+        if paragraph.endswith(":") and "```" not in paragraph:
+            for name, ending in _FILE.findall(paragraph):
+                if _LANGUAGES[ending] == block[1]:
+                    found[name] = block[2]
+    return found
+
+
+def missing(shown: Sequence[str], printed: str) -> str:
+    """The first line of the page's output that the command did not print; empty: it printed them all."""
+    patterns = [_pattern(line) for line in shown if line.strip() not in ("", "…")]
+    lines = iter(printed.splitlines())
+    for pattern in patterns:
+        if not any(pattern.search(line) for line in lines):
+            return pattern.pattern
+    return ""
+
+
+def _pattern(line: str) -> re.Pattern[str]:
+    text, end, forms = "", 0, (*_VARIABLE, ".*", r"\s+")
+    for part in _PARTS.finditer(line.strip()):
+        text += re.escape(line.strip()[end : part.start()]) + forms[(part.lastindex or 1) - 1]
+        end = part.end()
+    return re.compile(r"^\s*" + text + re.escape(line.strip()[end:]))
+
+
+def expected(step: Step) -> str:
+    """The pattern for the output of a line that the page shows without output."""
+    for command, result in RESULTS:
+        if found := re.match(command, step.bare):
+            return re.sub(r"\\(\d)", lambda group: found[int(group[1])], result)
+    return ""
+
+
+def check(step: Step, printed: str) -> None:
+    if step.shown:
+        absent = missing(step.shown, printed)
+        assert not absent, f"{step}\nThe page shows a line like {absent!r}, but it printed:\n{printed}"
+        return
+    result = expected(step)
+    assert result, f"{step}\nThe page shows no output, and RESULTS has no row for it. It printed:\n{printed}"
+    assert re.search(result, printed), f"{step}\nno {result!r} in:\n{printed}"
+
+
+class Reader:
+    """Types the lines of a page in a directory."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self._folder, self._env = folder, env
+
+    def read(self, session: Session) -> None:
+        for name, text in {"train.py": TRAIN, **files(session.page), **session.files}.items():
+            (self._folder / name).write_text(text)
+        for command in session.before:
+            self.run(command)
+        for step in session.steps:
+            if step.bare not in CANNOT_RUN:
+                self._take(step, session.edits)
+
+    def _take(self, step: Step, edits: Mapping[str, str]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                check(step, self.run(step.command, edits))
+                return
+            except AssertionError:
+                if not re.match(REPEATED, step.command) or time.monotonic() > deadline:
+                    raise
+            time.sleep(1)  # as a reader who looks again
+
+    def run(self, command: str, edits: Mapping[str, str] = NO_EDITS) -> str:
+        """What a command prints. It must succeed, or end by Ctrl-C if it is endless."""
+        for text, instead in edits.items():
+            command = command.replace(text, instead)
+        typed = next((text for pattern, text in TYPED.items() if re.match(pattern, command)), "")
+        with (self._folder / "output.txt").open("w+") as output:
+            process = subprocess.Popen(
+                ["bash", "-o", "pipefail", "-c", command], cwd=self._folder, env=self._env, text=True,
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            assert process.stdin is not None
+            process.stdin.write(typed)
+            process.stdin.close()
+            if re.search(ENDLESS, command):
+                self._interrupt(process, command)
+            code = process.wait(SECONDS)
+            output.seek(0)
+            printed = output.read()
+        allowed = {0} | ({130, -signal.SIGINT} if re.search(ENDLESS, command) else set())
+        allowed |= {1} if command.startswith("oars diff") else set()  # something differs
+        assert code in allowed, f"$ {command}\nexit code {code}:\n{printed}"
+        return printed
+
+    def _interrupt(self, process: subprocess.Popen[str], command: str) -> None:
+        """Press Ctrl-C when the expected output is there."""
+        result = expected(Step("", 0, "", command, ()))
+        deadline = time.monotonic() + SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            if re.search(result, (self._folder / "output.txt").read_text()):
+                os.killpg(process.pid, signal.SIGINT)
+                return
+            time.sleep(0.1)  # another process's output: there is nothing to await

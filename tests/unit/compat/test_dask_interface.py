@@ -1,0 +1,186 @@
+"""Signatures, defaults and names of dask-kubernetes 2024.4.2, the last version with the classic KubeCluster."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import pytest
+import yaml
+from distributed.deploy.adaptive import Adaptive
+from distributed.deploy.cluster import Cluster
+
+import oars.compat.dask_kubernetes as compat
+from oars.compat.dask_kubernetes import classic
+from oars.compat.dask_kubernetes.common import auth, objects
+from tests.compat.blocks import DASK_KUBERNETES_CLASSIC, page
+
+NONE = inspect.Parameter.empty
+
+KUBE_CLUSTER = {
+    "pod_template": None,
+    "name": None,
+    "namespace": None,
+    "n_workers": None,
+    "host": None,
+    "port": None,
+    "env": None,
+    "auth": compat.ClusterAuth.DEFAULT,
+    "idle_timeout": None,
+    "deploy_mode": None,
+    "interface": None,
+    "protocol": None,
+    "dashboard_address": None,
+    "security": None,
+    "scheduler_service_wait_timeout": None,
+    "scheduler_service_name_resolution_retries": None,
+    "scheduler_pod_template": None,
+    "apply_default_affinity": "preferred",
+    "kwargs": NONE,
+}
+MAKE_POD_SPEC = {
+    "image": NONE,
+    "labels": {},
+    "threads_per_worker": 1,
+    "env": {},
+    "extra_container_config": {},
+    "extra_pod_config": {},
+    "resources": None,
+    "memory_limit": None,
+    "memory_request": None,
+    "cpu_limit": None,
+    "cpu_request": None,
+    "gpu_limit": None,
+    "annotations": {},
+}
+ADAPT = {
+    "minimum": 0,
+    "maximum": math.inf,
+    "minimum_cores": None,
+    "maximum_cores": None,
+    "minimum_memory": None,
+    "maximum_memory": None,
+    "kwargs": NONE,
+}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    found = inspect.signature(function).parameters
+    return {name: each.default for name, each in found.items() if name not in ("self", "cls", "Adaptive")}
+
+
+@pytest.mark.parametrize(
+    ("function", "original"),
+    [
+        (compat.KubeCluster.__init__, KUBE_CLUSTER),
+        (compat.KubeCluster.from_dict, {"pod_spec": NONE, "kwargs": NONE}),
+        (compat.KubeCluster.from_yaml, {"yaml_path": NONE, "kwargs": NONE}),
+        (compat.KubeCluster.scale, {"n": NONE}),
+        (compat.KubeCluster.adapt, ADAPT),
+        (compat.KubeCluster.get_logs, {"cluster": True, "scheduler": True, "workers": True}),
+        (compat.KubeCluster.close, {"timeout": None}),
+        (compat.KubeCluster.logs, {"pod": None}),
+        (compat.KubeCluster.pods, {}),
+        (compat.make_pod_spec, MAKE_POD_SPEC),
+        (compat.make_pod_from_dict, {"dict_": NONE}),
+        (
+            compat.clean_pod_template,
+            {"pod_template": NONE, "apply_default_affinity": "preferred", "pod_type": "worker"},
+        ),
+        (compat.KubeConfig.__init__, {"config_file": None, "context": None, "persist_config": True}),
+        (compat.KubeAuth.__init__, {"host": NONE, "kwargs": NONE}),
+        (compat.ClusterAuth.load_first, {"auth": None}),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_signature_is_that_of_the_original(function: Callable[..., Any], original: dict[str, Any]) -> None:
+    assert list(parameters(function).items()) == list(original.items())
+
+
+def test_names_are_where_the_original_has_them() -> None:
+    assert classic.KubeCluster is compat.KubeCluster and classic.make_pod_spec is compat.make_pod_spec
+    assert objects.make_pod_from_dict is compat.make_pod_from_dict and auth.KubeAuth is compat.KubeAuth
+    assert [type(each) for each in compat.ClusterAuth.DEFAULT] == [compat.InCluster, compat.KubeConfig]
+    for each in (compat.InCluster, compat.KubeConfig, compat.KubeAuth):
+        assert issubclass(each, compat.ClusterAuth)
+
+
+def test_it_is_a_cluster_manager_of_distributed() -> None:
+    assert issubclass(compat.KubeCluster, Cluster)
+    default = inspect.signature(compat.KubeCluster.adapt).parameters["Adaptive"].default
+    assert issubclass(default, Adaptive)
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    ["adapt", "from_dict", "from_yaml", "get_logs", "pods", "scale", "close", "scale_up", "scale_down", "logs",
+     "dashboard_link", "scheduler_pod", "from_pod_spec", "workers", "name", "scheduler_address", "get_client",
+     "wait_for_workers", "plan", "requested", "observed"],
+)  # fmt: skip
+def test_members_of_the_class(attribute: str) -> None:
+    assert hasattr(compat.KubeCluster, attribute)
+
+
+# From kubernetes.yaml of dask-kubernetes 2024.4.2. worker-name is the page's; it has no default there.
+CONFIGURATION: dict[str, Any] = {
+    "name": "dask-{user}-{uuid}",
+    "namespace": None,
+    "env": {},
+    "count.start": 0,
+    "count.max": None,
+    "scheduler-service-type": "ClusterIP",
+    "image": "ghcr.io/dask/dask:latest",
+    "resources": {},
+    "worker-command": "dask-worker",
+    "port-forward-cluster-ip": None,
+    "create-mode": "CREATE_OR_CONNECT",
+    "shutdown-on-close": True,
+    "resource-timeout": 60,
+    "custom-cluster-spec": None,
+    "scheduler-forward-port": None,
+    "scheduler-jupyter": False,
+    "controller.worker-allocation.batch-size": None,
+    "controller.worker-allocation.delay": None,
+    "host": "0.0.0.0",
+    "port": 0,
+    "idle-timeout": None,
+    "deploy-mode": "remote",
+    "interface": None,
+    "protocol": "tcp://",
+    "dashboard_address": ":8787",
+    "scheduler-service-wait-timeout": 30,
+    "scheduler-service-name-resolution-retries": 20,
+    "worker-template-path": None,
+    "worker-template": {},
+    "scheduler-template": {},
+    "scheduler-pdb-template.spec.minAvailable": 1,
+    "worker-name": None,
+}
+
+
+@pytest.mark.parametrize(("key", "default"), CONFIGURATION.items())
+def test_configuration_has_the_original_defaults(key: str, default: Any) -> None:
+    assert dask.config.get(f"kubernetes.{key}") == default
+
+
+def test_default_service_has_the_original_ports() -> None:
+    ports = dask.config.get("kubernetes.scheduler-service-template")["spec"]["ports"]
+    assert [(port["name"], port["port"], port["targetPort"]) for port in ports] == [
+        ("tcp-comm", 8786, 8786),
+        ("http-dashboard", 8787, 8787),
+    ]
+
+
+def test_yaml_of_the_page_is_a_pod_template() -> None:
+    pods = [
+        yaml.safe_load(code)
+        for language, code in page(DASK_KUBERNETES_CLASSIC)
+        if language == "yaml" and "kind: Pod" in code
+    ]
+    assert len(pods) == 2
+    for pod in pods:
+        cleaned = compat.clean_pod_template(compat.make_pod_from_dict(pod))
+        assert cleaned.spec.restart_policy == "Never" and cleaned.metadata.labels["foo"] == "bar"

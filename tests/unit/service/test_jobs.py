@@ -1,0 +1,28 @@
+"""Explanations of jobs."""
+
+from __future__ import annotations
+
+from oars.client.backend import Location, no_answer
+from oars.service.jobs import JobService, explain_job
+from oars.spec.job_status import Attempt, JobState, JobStatus, Outcome
+
+LOST = Attempt(1, "train-1", 0.0, ended=1.0, outcome=Outcome.LOST, reason="HeadLost", message="The head was lost.")
+
+
+def test_hints_are_complete_commands() -> None:
+    service = JobService({}, Location("kubernetes", context="prod"))
+    job, cluster = (service.reference(name, "team") for name in ("train", "train-2"))
+    starting = JobStatus(JobState.STARTING, message="Waiting.", cluster="train-2", attempt=2, attempts=(LOST,))
+    found = explain_job(starting, ["line"], job=job, cluster=cluster)
+    assert [each.hint for each in found] == [
+        "Run `oars why train-2 --context prod -n team`.",
+        "Read its output: `oars jobs logs train --context prod -n team --attempt 1`.",
+    ]
+    suspended = JobStatus(JobState.SUSPENDED, "Suspended", "Stopped.")
+    (cause,) = explain_job(suspended, [], job="train", cluster="")
+    assert cause.hint == "Run `oars jobs resume train`."
+
+
+def test_place_that_does_not_answer() -> None:
+    assert no_answer("local", "jobs", 5.0).message == "The local jobs did not answer within 5 s."
+    assert no_answer("kubernetes", "jobs", 5.0).message == "Kubernetes did not answer within 5 s."
