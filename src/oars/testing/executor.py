@@ -11,7 +11,7 @@ import pytest
 
 from oars.client.sync import Cluster
 from oars.testing import executor_program
-from oars.testing.cluster import OneCluster, kill_and_wait, pids, until
+from oars.testing.cluster import OneCluster, kill_and_wait, pids, replace_workers, until
 from oars.testing.driver import DriverProgram, HasDriver
 
 LOST_SECONDS = 30.0  # within which calls fail when their cluster is gone
@@ -114,6 +114,7 @@ class EngineExecutorContract(ExecutorContract, OneCluster):
             program.expect("intact {2000000}")
 
     def test_calls_of_killed_workers_run_again(self, cluster: Cluster) -> None:
+        replace_workers(cluster)
         with DriverProgram(cluster, REPEAT) as program:
             program.expect("started")
             before = pids(cluster)
@@ -122,6 +123,7 @@ class EngineExecutorContract(ExecutorContract, OneCluster):
             program.expect("ran again again", executor_program.LIMIT)
 
     def test_large_results_arrive_while_workers_are_killed(self, cluster: Cluster) -> None:
+        replace_workers(cluster)
         with DriverProgram(cluster, CHURN) as program:
             program.expect("started")
             before = pids(cluster)

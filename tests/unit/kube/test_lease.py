@@ -266,9 +266,10 @@ def test_unexpected_error_ends_leadership(caplog: pytest.LogCaptureFixture) -> N
             raise KeyError("bug")
 
     async def body() -> None:
-        client = cast(Client, Broken(None))
-        elector = Elector(client, "n", "l", "me", lease_duration=5, renew_deadline=0.2, retry_period=0.1)
+        client, clock = cast(Client, Broken(None)), Clock()
+        elector = Elector(client, "n", "l", "me", lease_duration=30, renew_deadline=20, retry_period=0.1, clock=clock)
         await elector.lead()
+        clock.now += 11  # more than half of the deadline: it renews soon
         await asyncio.wait_for(elector.lost.wait(), 60)
         assert not elector.is_leader
 
