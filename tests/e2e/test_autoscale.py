@@ -3,7 +3,7 @@ device of the node, and groups that no node has room for. The programs are those
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -11,7 +11,9 @@ from lab.kube import Cluster as LabCluster
 from lab.kube import Kube
 
 from oars.client.sync import Cluster
+from oars.model import Cause
 from oars.spec.load import build
+from oars.spec.status import GroupStatus
 from oars.testing.driver import DriverProgram
 from tests.contract import test_engines as engines
 from tests.e2e.contract import SMALL, TIMEOUT, staying
@@ -47,12 +49,18 @@ def group(name: str, most: int, **more: Any) -> dict[str, Any]:
     return {"name": name, "replicas": 0, "max": most, "memory": "1Gi", **SMALL, **more}
 
 
-def until_nowhere_is_blocked(demo: Cluster) -> None:
-    """It keeps one pod as a probe, until another group serves the work."""
-    until(demo, lambda: any(each.reason == "ScaleUpBlocked" and "nowhere" in each.message for each in demo.why()))
-    (blocked,) = (each for each in demo.status().groups if each.name == "nowhere")
-    assert (blocked.reason, blocked.wanted in (0, 1), blocked.ready) == ("Blocked", True, 0)
-    assert "no node has room" in blocked.message
+def groups_and_causes(demo: Cluster) -> tuple[Sequence[GroupStatus], Sequence[Cause]]:
+    return demo.status().groups, demo.why()
+
+
+def assert_nowhere_was_blocked(seen: list[tuple[Sequence[GroupStatus], Sequence[Cause]]]) -> None:
+    """It kept one pod as a probe, until another group served the work."""
+    nowhere = [each for groups, _ in seen for each in groups if each.name == "nowhere"]
+    blocked = [each for each in nowhere if each.reason == "Blocked"]
+    assert blocked and all(each.wanted in (0, 1) and not each.ready for each in blocked), nowhere
+    assert all("no node has room" in each.message for each in blocked), blocked
+    causes = [cause for _, causes in seen for cause in causes]
+    assert any(cause.reason == "ScaleUpBlocked" and "nowhere" in cause.message for cause in causes), causes
 
 
 class Autoscaled:
@@ -83,7 +91,7 @@ class Autoscaled:
 
     def test_workers_follow_two_bursts_from_zero_and_to_zero(self, demo: Cluster, home: Kube) -> None:
         assert set(wanted(demo).values()) == {0}
-        with recorded(demo) as seen, DriverProgram(demo, BURSTS) as driver:
+        with recorded(demo, wanted) as seen, DriverProgram(demo, BURSTS) as driver:
             driver.expect("done")
             numbers = [each["default"] for each in seen]
             assert numbers == sorted(numbers), "workers left between the bursts"
@@ -103,7 +111,7 @@ class Grouped(Autoscaled):
     ]
 
     def test_work_for_a_device_grows_only_the_group_that_has_it(self, demo: Cluster, home: Kube) -> None:
-        with recorded(demo) as seen, DriverProgram(demo, self.program) as driver:
+        with recorded(demo, wanted) as seen, DriverProgram(demo, self.program) as driver:
             driver.expect("sum 6")
             (pod,) = home.pods("oars.dev/group=device")
             assert pod["spec"]["containers"][0]["resources"]["requests"][DEVICE] == "1"
@@ -112,10 +120,11 @@ class Grouped(Autoscaled):
         assert {sum(each.values()) - each["device"] for each in seen} == {0}, seen
 
     def test_another_group_serves_work_of_one_that_no_node_has_room_for(self, demo: Cluster, home: Kube) -> None:
-        with DriverProgram(demo, self.program.replace("accelerator", "special")) as driver:
-            until_nowhere_is_blocked(demo)
+        program = self.program.replace("accelerator", "special")
+        with recorded(demo, groups_and_causes) as seen, DriverProgram(demo, program) as driver:
             driver.expect("sum 6")
             until_wanted(demo, **dict.fromkeys(wanted(demo), 0))
+        assert_nowhere_was_blocked(seen)
 
 
 class TestDask(Grouped):
@@ -142,7 +151,7 @@ class TestMars(Autoscaled):
     groups: ClassVar = [group("default", 2, pod=NEEDS_DEVICE), group("nowhere", 1, pod=NOWHERE, priority=1)]
 
     def test_another_group_serves_work_of_one_that_no_node_has_room_for(self, demo: Cluster, home: Kube) -> None:
-        with DriverProgram(demo, BURSTS) as driver:
-            until_nowhere_is_blocked(demo)
+        with recorded(demo, groups_and_causes) as seen, DriverProgram(demo, BURSTS) as driver:
             driver.expect("done")
             until_wanted(demo, **dict.fromkeys(wanted(demo), 0))
+        assert_nowhere_was_blocked(seen)

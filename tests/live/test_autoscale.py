@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -118,6 +118,8 @@ with Client() as client:
 print("done", flush=True)
 """
 
+T = TypeVar("T")
+
 
 def start(engine: str, *groups: dict[str, Any], delay: str = "5s", **more: Any) -> Cluster:
     data = {"engine": engine, "workers": list(groups), "autoscale": {"scaleDownDelay": delay}, **more}
@@ -142,13 +144,13 @@ def until_wanted(cluster: Cluster, **expected: int) -> None:
 
 
 @contextmanager
-def recorded(cluster: Cluster) -> Iterator[list[dict[str, int]]]:
-    """The numbers of wanted workers, each time that they change."""
-    seen, ended = [wanted(cluster)], threading.Event()
+def recorded(cluster: Cluster, read: Callable[[Cluster], T]) -> Iterator[list[T]]:
+    """What `read` returns, each time that it changes."""
+    seen, ended = [read(cluster)], threading.Event()
 
     def record() -> None:
         while not ended.wait(0.1):
-            if (now := wanted(cluster)) != seen[-1]:
+            if (now := read(cluster)) != seen[-1]:
                 seen.append(now)
 
     thread = threading.Thread(target=record)
@@ -164,7 +166,7 @@ def recorded(cluster: Cluster) -> Iterator[list[dict[str, int]]]:
 def test_workers_follow_two_bursts_from_zero_and_to_zero(engine: str) -> None:
     with start(engine, {"replicas": 0, "max": 2, **SMALL}) as cluster:
         assert wanted(cluster) == {"default": 0}
-        with recorded(cluster) as seen, DriverProgram(cluster, BURSTS) as driver:
+        with recorded(cluster, wanted) as seen, DriverProgram(cluster, BURSTS) as driver:
             driver.expect("done")
             numbers = [each["default"] for each in seen]
             assert numbers == sorted(numbers), "workers left between the bursts"
@@ -179,7 +181,11 @@ def test_work_for_a_resource_grows_only_the_group_that_has_it(engine: str, progr
         {"replicas": 0, "max": 2, **SMALL},
         {"name": "special", "replicas": 0, "max": 1, "resources": {"accelerator": 1}, **SMALL},
     ]
-    with start(engine, *groups) as cluster, recorded(cluster) as seen, DriverProgram(cluster, program) as driver:
+    with (
+        start(engine, *groups) as cluster,
+        recorded(cluster, wanted) as seen,
+        DriverProgram(cluster, program) as driver,
+    ):
         driver.expect("sum 6")
         until(cluster, lambda: any(each["special"] for each in seen))  # the status may come after the result
         until_wanted(cluster, default=0, special=0)
@@ -200,7 +206,11 @@ def test_native_call_without_a_worker_starts_the_first_one(engine: str, program:
 
 def test_placement_group_of_ray_is_spread_and_a_label_selects_its_group() -> None:
     groups = [{"name": name, "replicas": 0, "max": most, **SMALL} for name, most in (("first", 2), ("second", 1))]
-    with start("ray", *groups) as cluster, recorded(cluster) as seen, DriverProgram(cluster, RAY_GANG) as driver:
+    with (
+        start("ray", *groups) as cluster,
+        recorded(cluster, wanted) as seen,
+        DriverProgram(cluster, RAY_GANG) as driver,
+    ):
         driver.expect("placed")
         assert max(sum(each.values()) for each in seen) >= 2
         driver.expect("ran in second")
@@ -261,7 +271,7 @@ def test_top_shows_demand_workers_and_use() -> None:
 def test_machine_limits_the_number_and_says_so() -> None:
     processors = len(os.sched_getaffinity(0))
     group = {"replicas": 0, "max": 9, "cpu": processors / 2, "memory": "640Mi"}
-    with start("dask", group) as cluster, recorded(cluster) as seen, DriverProgram(cluster, MUCH) as driver:
+    with start("dask", group) as cluster, recorded(cluster, wanted) as seen, DriverProgram(cluster, MUCH) as driver:
         driver.expect("submitted")
         until(cluster, lambda: any(cause.reason == "ScaleUpLimited" for cause in cluster.why()))
         (cause,) = (cause for cause in cluster.why() if cause.reason == "ScaleUpLimited")
