@@ -7,7 +7,6 @@ the root after `lifetime.orphaned`, and Kubernetes the rest. The record of the j
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections import deque
@@ -24,10 +23,11 @@ from oars.client.handles import is_ready
 from oars.client.job_files import send_files
 from oars.client.jobs import JobInfo, PolledJob
 from oars.client.kubernetes import KubeBackend, KubeHandle
-from oars.control.jobs import FAILED_STEP_SECONDS, reconcile_job
+from oars.control.jobs import reconcile_job
+from oars.control.runner import Runner
 from oars.kube.errors import ApiError, is_conflict, is_not_found
 from oars.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
-from oars.model import HEAD
+from oars.model import HEAD, Pause
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.render.driver import CONTAINER, Attempted, closed_job, driver_job, driver_name
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from oars.spec.job import JobSpec
 
 POLL_SECONDS = 0.5  # how often the status is looked at
-PASS_SECONDS = 1.0  # between two passes at the most
+PASS_SECONDS = 1.0  # between two passes at the most: one process looks at one driver and one head
+LONGEST_BACKOFF = 5.0  # after passes that failed
 REPORT_SECONDS = 10.0  # for the report of an existing cluster
 CLOSE_SECONDS = 60.0
 LOG_SECONDS = 20.0  # to read the end of a log
@@ -73,7 +74,7 @@ def check_direct(spec: JobSpec, labels: Mapping[str, str], namespace: str) -> No
     if chosen is not None and (chosen.create or chosen.name not in (None, namespace)):
         raise UsageError(
             f"cluster.namespace: without an operator the cluster of a job is in the job's namespace, {namespace!r}.",
-            "Remove it, and name the namespace of the job with `oars submit -n NAMESPACE`.",
+            f"Remove it, or run `oars submit -n {chosen.name or namespace}`.",
         )
     lacking = {
         "schedule": spec.schedule is not None,
@@ -158,8 +159,8 @@ class Output:
 
 
 class DirectJob(PolledJob):
-    """One job and its loop (see jobs.JobHandle, jobs.AttachedJob and control.jobs.JobPlace). Calls may come from one
-    event loop after another: the loop of the job continues in the present one."""
+    """One job and its loop (see jobs.JobHandle, jobs.AttachedJob, control.jobs.JobPlace and control.runner.Reconciler).
+    Calls may come from one event loop after another: the loop of the job continues in the present one."""
 
     poll_seconds = POLL_SECONDS
 
@@ -183,8 +184,8 @@ class DirectJob(PolledJob):
         self._is_cancelled = False
         self._has_finished = False
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
-        self._wake = asyncio.Event()
-        self._backend: KubeBackend  # of the present event loop
+        self._runner: Runner[str]  # of the present event loop, as is the backend
+        self._backend: KubeBackend
         self._handles: dict[str, KubeHandle] = {}  # by name of the cluster
         self._made: set[str] = set()  # the clusters that this job created
         self._mark = secrets.token_hex(8)  # annotation of the clusters and drivers of this job
@@ -202,7 +203,8 @@ class DirectJob(PolledJob):
                 self._running[1].result()  # raises what ended it
             return
         if not self._has_finished:
-            self._wake = asyncio.Event()
+            self._runner = Runner(self, longest_backoff=LONGEST_BACKOFF)
+            self._runner.wake(self.name)
             self._running = loop, loop.create_task(self._run(), name=f"oars job {self.name}")
 
     async def close(self) -> None:
@@ -237,7 +239,8 @@ class DirectJob(PolledJob):
     async def cancel(self) -> None:
         self._is_cancelled = True
         await self.attach()
-        self._wake.set()
+        if not self._has_finished:
+            self._runner.wake(self.name)
 
     async def suspend(self, *, suspended: bool) -> None:
         raise UsageError("A job without an operator cannot be suspended.", _HINT)
@@ -257,31 +260,23 @@ class DirectJob(PolledJob):
     async def _run(self) -> None:
         self._backend, self._handles = KubeBackend(self._settings, self._environ, self._location), {}
         try:
-            await self._backend.login()
-            while True:
-                pause = await self._pass()
-                if self._status.state.is_final and pause is None:
-                    self._has_finished = True
-                    return
-                self._wake.clear()
-                with contextlib.suppress(TimeoutError):  # poll: one process looks at one driver and one head
-                    await asyncio.wait_for(self._wake.wait(), min(pause or PASS_SECONDS, PASS_SECONDS))
+            await self._runner.run(until_empty=True)
+            self._has_finished = True
         finally:
             await self._stop_reader()
             await self._backend.close()
 
-    async def _pass(self) -> float | None:
+    async def reconcile(self, key: str) -> Pause | None:
+        await self._backend.login()
         request = JobRequest(cancel=self._is_cancelled)
-        try:
-            with denied_with_rule():
-                self._status, pause = await reconcile_job(
-                    self.name, self._policy, request, self._status, self, time.time
-                )
-        except OarsError as error:
-            log.warning(pairs("pass failed", job=self.name, error=error))
-            self._status = with_failed_pass(self._status, error, "the output of this command")
-            return FAILED_STEP_SECONDS
-        return pause
+        with denied_with_rule():
+            self._status, pause = await reconcile_job(key, self._policy, request, self._status, self, time.time)
+        if self._status.state.is_final and pause is None:
+            return None
+        return Pause(min(pause if pause is not None else PASS_SECONDS, PASS_SECONDS))
+
+    async def report_failure(self, key: str, error: Exception) -> None:
+        self._status = with_failed_pass(self._status, error, "the output of this command")
 
     # see control.jobs.JobPlace
 

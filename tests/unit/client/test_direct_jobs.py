@@ -17,6 +17,7 @@ from oars.client.direct_jobs import DirectJob, Output, check_direct
 from oars.client.jobs import AttachedJob
 from oars.client.kube_jobs import KubeJobs
 from oars.client.kubernetes import KubeBackend
+from oars.control.jobs import reconcile_job
 from oars.engines import get
 from oars.kube.client import Listing
 from oars.kube.errors import ApiError
@@ -304,6 +305,57 @@ def test_time_limit_of_a_caller_does_not_end_the_clean_up(world: World, monkeypa
     assert world.kinds("configmaps") == []
 
 
+@pytest.mark.parametrize("error", [KeyError("x"), TimeoutError(), OSError("broken"), ApiError(500, {})], ids=repr)
+def test_job_continues_after_a_pass_that_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Its status shows the failure, and it can be cancelled."""
+    found, is_broken = job(world), True
+
+    async def broken(*arguments: Any) -> Any:
+        if is_broken:
+            raise error
+        return await reconcile_job(*arguments)
+
+    monkeypatch.setattr(direct_jobs, "reconcile_job", broken)
+
+    async def failed() -> JobStatus:
+        async for info in found.watch():
+            if info.status.reason == "PassFailed":
+                return info.status
+        return JobStatus()
+
+    assert "Oars retries" in run(failed()).message
+    assert "pass failed" in caplog.text
+    run(failed())  # in another event loop
+    is_broken = False
+    run(until_running(found))
+    is_broken = True
+    run(found.cancel())
+
+    async def cancelled() -> JobStatus:
+        nonlocal is_broken
+        await found.cancel()
+        is_broken = False
+        return await to_the_end(found)
+
+    assert run(cancelled()).state is JobState.CANCELLED
+    assert world.kinds("configmaps") == []
+
+
+def test_job_whose_login_fails_runs_when_it_works_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, failures = job(world), [OSError("no network"), KeyError("token")]
+
+    async def login() -> None:
+        if failures:
+            raise failures.pop()
+
+    backend = world.backend
+    monkeypatch.setattr(world, "backend", lambda: SimpleNamespace(**{**vars(backend()), "login": login}))
+    run(until_running(found))
+    assert not failures
+
+
 def test_loop_of_a_job_that_was_cancelled_starts_again(world: World) -> None:
     found = job(world)
 
@@ -416,8 +468,9 @@ def test_what_outlives_the_command_is_refused(fields: dict[str, Any], part: str)
 
 @pytest.mark.parametrize("namespace", [{"create": True}, {"name": "other"}, {"name": "team", "create": True}])
 def test_cluster_in_another_namespace_is_refused(namespace: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"cluster\.namespace"):
+    with pytest.raises(UsageError, match=r"cluster\.namespace") as caught:
         check_direct(with_namespace(namespace), {}, "team")
+    assert f"`oars submit -n {namespace.get('name', 'team')}`" in caught.value.hint
 
 
 def test_cluster_in_the_namespace_of_the_job_is_accepted() -> None:
