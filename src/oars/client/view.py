@@ -18,6 +18,7 @@ from oars.client.backend import Progress, ignore
 if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
     from oars.spec.cluster import WorkerGroup
+    from oars.spec.status import Status
 
 SECONDS = 2.0  # between two looks
 TICK = 0.5  # while a cluster starts
@@ -108,6 +109,7 @@ class View:
         self._start_task = submit
         self._tasks: set[Task] = set()  # an event loop does not keep its tasks alive
         self._task: Task | None = None
+        self._filled: dict[Any, int] = {}  # control → the number in it, unless the user has edited that
         self._make_widgets(cluster)
         self.show()
 
@@ -130,7 +132,9 @@ class View:
         from ipywidgets import Button, Dropdown, IntText, Layout
 
         def number(description: str, value: int) -> Any:
-            return IntText(value=value, description=description, layout=Layout(width="150px"))
+            control = IntText(value=value, description=description, layout=Layout(width="150px"))
+            self._filled[control] = value
+            return control
 
         def button(description: str, tooltip: str, act: Callable[[], None]) -> Any:
             made = Button(description=description, tooltip=tooltip, layout=Layout(width="auto"))
@@ -140,6 +144,7 @@ class View:
         names, first = [group.name for group in groups], groups[0]
         self._group = Dropdown(options=names, description="Group", layout=Layout(width="220px"))
         self._group.layout.display = "" if len(names) > 1 else "none"
+        self._group.observe(lambda _: self._choose_group(), "value")
         self._workers = number("Workers", first.replicas)
         self._minimum, self._maximum = number("Minimum", first.min or 0), number("Maximum", first.max or first.replicas)
         return [
@@ -198,6 +203,24 @@ class View:
             chosen = self._member.value
             self._member.options = options
             self._member.value = chosen if chosen in options else "no log"
+        if made.report and self._controls:
+            self._fill(made.report.status)
+
+    def _fill(self, status: Status) -> None:
+        """Let the numbers in the controls follow those of the group, except what the user has edited: a click on Scale
+        must not bring back an old number."""
+        group = next((each for each in status.groups if each.name == self._group.value), None)
+        if group is None:
+            return
+        highest = max(1, group.wanted) if group.max is None else group.max
+        numbers = {self._workers: group.wanted, self._minimum: group.min or 0, self._maximum: highest}
+        for control, number in numbers.items():
+            if control.value in (number, self._filled.get(control, control.value)):
+                control.value = self._filled[control] = number
+
+    def _choose_group(self) -> None:
+        self._filled.clear()  # edits were for the group before
+        self.show()
 
     def _disable(self) -> None:
         for each in (*self._controls, self._member, self._with_members):
@@ -207,18 +230,23 @@ class View:
 
     def _scale(self) -> None:
         workers, group = self._workers.value, self._group.value
-        self._act(f"scaled {group} to {workers}", lambda cluster: cluster.scale(workers, group=group))
+        done = f"scaled {group} to {workers}"
+        self._act(done, lambda cluster: cluster.scale(workers, group=group), {self._workers: workers})
 
     def _adapt(self) -> None:
         low, high, group = self._minimum.value, self._maximum.value, self._group.value
         done = f"{group} follows the load, {low}–{high} workers"
-        self._act(done, lambda cluster: cluster.adapt(low, high, group=group))
+        given = {self._minimum: low, self._maximum: high}
+        self._act(done, lambda cluster: cluster.adapt(low, high, group=group), given)
 
     def _stop_adapting(self) -> None:
         group = self._group.value
-        self._act(f"{group} keeps its number", lambda cluster: cluster.adapt(None, group=group))
+        self._act(f"{group} keeps its number", lambda cluster: cluster.adapt(None, group=group), {})
 
-    def _act(self, done: str, action: Callable[[AsyncCluster], Coroutine[Any, Any, None]]) -> None:
+    def _act(
+        self, done: str, action: Callable[[AsyncCluster], Coroutine[Any, Any, None]], given: dict[Any, int]
+    ) -> None:
+        """`given`: the numbers of the controls that the action uses. They follow the cluster again if it succeeds."""
         cluster = self._cluster()
         if cluster is None:
             return
@@ -226,6 +254,7 @@ class View:
         async def act() -> None:
             try:
                 await action(cluster)
+                self._filled.update(given)
                 await cluster._refresh(REPORT_SECONDS)
                 self._note.value = card.note(done)
             except OarsError as error:

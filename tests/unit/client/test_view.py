@@ -6,7 +6,7 @@ import asyncio
 import gc
 import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -122,6 +122,38 @@ def test_buttons_scale_and_adapt_the_cluster() -> None:
     asyncio.run(body())
 
 
+def test_controls_follow_the_cluster_but_keep_what_the_user_edits() -> None:
+    async def body() -> None:
+        shown = Shown()
+        parts, names = shown.parts, ("Workers", "Minimum", "Maximum")
+
+        async def numbers(**groups: Mapping[str, int]) -> tuple[int, ...]:
+            """Those in the controls, after somebody else has changed the groups."""
+            for group, fields in groups.items():
+                assert shown.handle.current is not None
+                shown.handle.current = shown.handle.current.with_group(group, **fields)
+            await shown.cluster._refresh(1.0)
+            shown.view.show()
+            return tuple(parts[each].value for each in names)
+
+        assert await numbers() == (2, 0, 2)
+        assert await numbers(default={"replicas": 5}) == (5, 0, 5), "without bounds, Adapt takes no worker away"
+        assert await numbers(default={"replicas": 3, "min": 1, "max": 3}) == (3, 1, 3)
+
+        parts["Workers"].value = 6
+        assert await numbers(default={"replicas": 2, "max": 4}) == (6, 1, 4), "edited, and not yet used"
+        parts["Scale"].click()
+        await shown.finish()
+        assert shown.group().replicas == 6
+        assert await numbers(default={"replicas": 7}) == (7, 0, 7), "used, so it follows again"
+
+        await numbers(big={"replicas": 9, "min": 2, "max": 9})
+        parts["Group"].value = "big"
+        assert await numbers() == (9, 2, 9)
+
+    asyncio.run(body())
+
+
 def test_cluster_without_workers_has_a_view_without_controls_for_them() -> None:
     async def body() -> None:
         empty = SPEC.model_copy(update={"workers": ()})
@@ -145,7 +177,7 @@ def test_refused_change_is_shown() -> None:
         assert (
             "-1 is not a valid number of workers" in shown.view._note.value and 'class="bad"' in shown.view._note.value
         )
-        assert shown.group().replicas == 2
+        assert shown.group().replicas == 2 and shown.parts["Workers"].value == -1, "to be corrected"
 
     asyncio.run(body())
 
