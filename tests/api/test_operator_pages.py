@@ -23,6 +23,7 @@ def test_operator_without_list_permission_is_live_but_not_ready(
     proxy = fault_proxy([Rule(Pass(), resource="leases"), Rule(Answer(500), verb="list", resource="deployments")])
     operator = operators(proxy.kubeconfig)
     assert operator.page("/healthz") == (200, "ok\n")
+    until("the errors are counted", lambda: operator.metrics().get('oars_api_errors_total{code="500"}', 0) >= 2)
     assert operator.page("/readyz") == (503, "not ready\n")
     assert operator.metrics()["oars_leading"] == 0
     proxy.script.rules = []
@@ -41,12 +42,15 @@ def test_metrics_count_and_time_passes(stage: Stage, operators: Operators) -> No
     until("its last pass is over", lambda: leader.metrics()["oars_queue_depth"] == 0)
     found = leader.metrics()
     assert found["oars_leading"] == 1
+    space = stage.kube.namespace
+    assert found[f'oars_cluster_info{{namespace="{space}",cluster="demo",engine="dask",phase="Ready"}}'] == 1
+    assert found['oars_clusters{engine="dask",phase="Ready"}'] == 1
     assert 1 <= found[PASSES] < 200, "many changes are one pass"
     assert found[FAILED] == 0
-    assert found["oars_reconcile_seconds_count"] == found[PASSES]
-    assert 0 < found["oars_reconcile_seconds_sum"] < time.monotonic() - began
-    buckets = [count for name, count in found.items() if name.startswith("oars_reconcile_seconds_bucket")]
-    assert buckets == sorted(buckets) and buckets[-1] == found["oars_reconcile_seconds_count"]
+    assert found["oars_reconcile_duration_seconds_count"] == found[PASSES]
+    assert 0 < found["oars_reconcile_duration_seconds_sum"] < time.monotonic() - began
+    buckets = [count for name, count in found.items() if name.startswith("oars_reconcile_duration_seconds_bucket")]
+    assert buckets == sorted(buckets) and buckets[-1] == found["oars_reconcile_duration_seconds_count"]
     assert found["process_resident_memory_bytes"] > 2**20 and found["process_cpu_seconds_total"] > 0
 
     until("the other knows all", lambda: spare.page("/readyz")[0] == 200)

@@ -57,6 +57,11 @@ class Client:
         self._transport = Transport(target, user_agent)
         self._check_write: Callable[[], None] | None = None
 
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Number of failed attempts by HTTP status code; "none": without a response."""
+        return self._transport.errors
+
     def guarded(self, check: Callable[[], None]) -> Client:
         """Return a client with the same connections that calls `check` before every write. Its error stops the write,
         so that a leader that lost its Lease writes nothing."""

@@ -9,6 +9,7 @@ import random
 import socket
 import ssl
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Transport:
 
     def __init__(self, target: Target, user_agent: str, environ: Mapping[str, str] | None = None) -> None:
         self.target = target
+        self.errors: Counter[str] = Counter()  # failed attempts by status code; "none": without a response
         self._user_agent = user_agent
         self._credentials = Credentials(target, os.environ if environ is None else environ)
         self._session: aiohttp.ClientSession | None = None
@@ -129,6 +131,7 @@ class Transport:
                         )
                         return websocket
             except ApiError as error:
+                self.errors[str(error.status)] += 1
                 if is_renewed or error.status != 401 or not await self._credentials.renew(version):
                     raise
                 is_renewed = True
@@ -144,6 +147,7 @@ class Transport:
                 return await self._send_once(request, options, seconds, stream)
             except (ApiError, Unreachable) as error:
                 status = error.status if isinstance(error, ApiError) else 0
+                self.errors[str(status or "none")] += 1
                 if status == 401 and not is_renewed and await self._credentials.renew(version):
                     is_renewed = True
                     continue

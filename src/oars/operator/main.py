@@ -92,6 +92,7 @@ class Operator:
         self.metrics = Metrics(
             lambda: self._runner.due if self.metrics.leading else 0,  # a standby has no queue
             lambda: self._reconciler.statuses(),
+            client.errors,
         )
         self._watches = Watches(client, options.namespaces, kinds, lambda key, pause: self._runner.wake(key, pause))
         self._reconciler = ClusterReconciler(

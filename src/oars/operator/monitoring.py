@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
+import oars
 from oars.spec.status import Status
 
 BUCKETS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
@@ -22,14 +24,30 @@ GROUP_GAUGES = {  # name → field of GroupStatus, description
 }
 
 
+# Name, type, description, and values by suffix: the labels, or `_sum` and the like.
+Metric = tuple[str, str, str, Mapping[str, float]]
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def labelled(labels: Mapping[str, str]) -> str:
+    """The labels of a line, with their values escaped as the text format requires."""
+    return "{" + ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in labels.items()) + "}"
+
+
 class Metrics:
     """Counters of one process."""
 
-    def __init__(self, queue_depth: Callable[[], int], statuses: Callable[[], Iterable[Status]] = tuple) -> None:
-        """`statuses`: of the clusters that this process reconciles."""
+    def __init__(
+        self,
+        queue_depth: Callable[[], int],
+        statuses: Callable[[], Iterable[Status]] = tuple,
+        api_errors: Mapping[str, int] | None = None,
+    ) -> None:
+        """`statuses`: of the clusters that this process reconciles. `api_errors`: counts of its client."""
         self.leading = False
         self._queue_depth = queue_depth
         self._statuses = statuses
+        self._api_errors = api_errors if api_errors is not None else {}
         self._passes = {"ok": 0, "error": 0}
         self._buckets = dict.fromkeys(BUCKETS, 0)
         self._seconds = 0.0
@@ -46,16 +64,20 @@ class Metrics:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         with open("/proc/self/statm") as statm:
             memory = int(statm.read().split()[1]) * resource.getpagesize()
-        passes = {f'_total{{result="{result}"}}': count for result, count in self._passes.items()}
+        passes = {f"_total{labelled({'result': result})}": count for result, count in self._passes.items()}
+        errors = {f"_total{labelled({'code': code})}": count for code, count in sorted(self._api_errors.items())}
         seconds: dict[str, float] = {f'_bucket{{le="{edge}"}}': count for edge, count in self._buckets.items()}
         seconds |= {'_bucket{le="+Inf"}': total, "_sum": round(self._seconds, 6), "_count": total}
-        # Name, type, description, and values by suffix.
-        metrics: list[tuple[str, str, str, Mapping[str, float]]] = [
+        statuses = list(self._statuses()) if self.leading else []
+        metrics: list[Metric] = [
+            ("oars_build_info", "gauge", "1 for this version of Oars.", {labelled({"version": oars.__version__}): 1}),
             ("oars_reconcile", "counter", "Reconciliation passes.", passes),
-            ("oars_reconcile_seconds", "histogram", "Duration of a pass.", seconds),
+            ("oars_reconcile_duration_seconds", "histogram", "Duration of a pass.", seconds),
+            ("oars_api_errors", "counter", "Requests to the API server that failed, by HTTP status code.", errors),
             ("oars_queue_depth", "gauge", "Clusters that wait for a pass.", {"": self._queue_depth()}),
             ("oars_leading", "gauge", "1 in the replica that leads.", {"": int(self.leading)}),
-            *self._groups(),
+            *_clusters(statuses),
+            *_groups(statuses),
             ("process_cpu_seconds", "counter", "CPU time used.", {"_total": round(usage.ru_utime + usage.ru_stime, 3)}),
             ("process_resident_memory_bytes", "gauge", "Resident memory.", {"": memory}),
             ("process_start_time_seconds", "gauge", "Start time.", {"": round(self._started, 3)}),
@@ -67,20 +89,33 @@ class Metrics:
             lines += [f"{name}{suffix} {value}" for suffix, value in values.items()]
         return "\n".join(lines) + "\n"
 
-    def _groups(self) -> Iterable[tuple[str, str, str, Mapping[str, float]]]:
-        """One gauge per figure of a worker group. A group without autoscaling has no bounds and no demand."""
-        groups = [
-            (f'{{namespace="{status.namespace}",cluster="{status.name}",group="{group.name}"}}', asdict(group))
-            for status in (self._statuses() if self.leading else ())
-            for group in status.groups
-        ]
-        for name, (field, description) in GROUP_GAUGES.items():
-            found = {labels: figures[field] for labels, figures in groups if figures[field] is not None}
-            yield f"oars_group_{name}", "gauge", description, found
-        decisions = {
-            f'{labels[:-1]},reason="{figures["reason"]}"}}': 1 for labels, figures in groups if figures["reason"]
-        }
-        yield "oars_group_decision", "gauge", "1 for the reason of autoscaling's last decision.", decisions
+
+def _clusters(statuses: Iterable[Status]) -> Iterable[Metric]:
+    """One line per cluster, and the number of clusters by engine and phase."""
+    info: dict[str, float] = {}
+    counts: Counter[str] = Counter()
+    for status in statuses:
+        kind = {"engine": status.engine, "phase": str(status.phase)}
+        info[labelled({"namespace": status.namespace, "cluster": status.name, **kind})] = 1
+        counts[labelled(kind)] += 1
+    yield "oars_clusters", "gauge", "Clusters by engine and phase.", counts
+    yield "oars_cluster_info", "gauge", "1 for each cluster.", info
+
+
+def _groups(statuses: Iterable[Status]) -> Iterable[Metric]:
+    """One gauge per figure of a worker group. A group without autoscaling has no bounds and no demand."""
+    groups = [
+        ({"namespace": status.namespace, "cluster": status.name, "group": group.name}, asdict(group))
+        for status in statuses
+        for group in status.groups
+    ]
+    for name, (field, description) in GROUP_GAUGES.items():
+        found = {labelled(labels): figures[field] for labels, figures in groups if figures[field] is not None}
+        yield f"oars_group_{name}", "gauge", description, found
+    decisions = {
+        labelled({**labels, "reason": figures["reason"]}): 1 for labels, figures in groups if figures["reason"]
+    }
+    yield "oars_group_decision", "gauge", "1 for the reason of autoscaling's last decision.", decisions
 
 
 class MonitoringServer:
