@@ -389,16 +389,31 @@ class Drains(World):
         super().__init__()
         self.observed = Observed((head(), *map(worker, range(8))), LoopState(head="1"))
         self.requests: list[tuple[MemberId, ...]] = []
+        self.deadlines: list[float] = []
         self.go = asyncio.Event()
 
     def retire(self, count: int) -> None:
         retiring = {worker(n).id: Retiring(NOW) for n in range(count)}
         self.observed = Observed(self.observed.members, replace(self.observed.state, retiring=retiring))
 
-    async def drain(self, wire: Any, members: Sequence[MemberId], *_: Any) -> Any:
+    async def drain(self, wire: Any, members: Sequence[MemberId], deadline: float, force: bool) -> Any:
         self.requests.append(tuple(members))
+        self.deadlines.append(deadline)
         await self.go.wait()
         return [Drained(member, DrainOutcome.REFUSED, "busy") for member in members]
+
+
+def test_drain_timeout_of_the_spec_is_the_deadline_of_the_engine() -> None:
+    async def passes() -> None:
+        world = Drains()
+        loop = world.loop()
+        world.retire(1)
+        await loop.once(replace(desired(7), drain_timeout=7.0))
+        await asyncio.sleep(0)
+        assert world.deadlines == [7.0]
+        await loop.close()
+
+    run(passes())
 
 
 def test_drains_at_a_time_are_limited_and_later_ones_share_a_request() -> None:
