@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from oars.client.backend import ClusterHandle
 from oars.compat.dask_kubernetes.operator import KubeCluster
@@ -35,9 +35,9 @@ class MemoryHandle:
         self.kept = spec
 
 
-def newer_cluster() -> tuple[KubeCluster, MemoryHandle]:
+def newer_cluster(**arguments: Any) -> tuple[KubeCluster, MemoryHandle]:
     """An asynchronous KubeCluster of the newer class that is connected to such a handle. Needs a running loop."""
-    cluster = KubeCluster(name="demo", image="i:1", asynchronous=True)
+    cluster = KubeCluster(**(arguments or {"name": "demo", "image": "i:1"}), asynchronous=True)
     handle = MemoryHandle(cluster._arguments.spec)
     cluster._handle = cast(ClusterHandle, handle)
     return cluster, handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.cluster import Cluster
 
 import oars.compat.dask_kubernetes as compat
-from oars.compat.dask_kubernetes import classic
+from oars.base.errors import UsageError
+from oars.compat.dask_kubernetes import classic, operator
+from oars.compat.dask_kubernetes.classic import arguments
 from oars.compat.dask_kubernetes.common import auth, objects
 from tests.compat.blocks import DASK_KUBERNETES_CLASSIC, page
+from tests.unit.compat.memory_handle import newer_cluster
 
 NONE = inspect.Parameter.empty
 
@@ -124,6 +128,55 @@ def test_members_of_the_class(attribute: str) -> None:
     assert hasattr(compat.KubeCluster, attribute)
 
 
+# What __init__ of the originals and their base classes sets, without a leading underscore. The classic class also has
+# core_api and policy_api of the `kubernetes` package, and the internals of SpecCluster: not here.
+COMMON = ("name namespace env shutdown_on_close loop quiet asynchronous status scheduler_info scheduler_comm "
+          "periodic_callbacks scheduler_address dashboard_link forwarded_dashboard_port").split()  # fmt: skip
+CLASSIC = ("pod_template scheduler_pod_template apply_default_affinity host port auth security kwargs scheduler "
+           "workers plan requested observed").split()  # fmt: skip
+NEWER = ("image n_workers resources worker_command port_forward_cluster_ip create_mode scheduler_service_type "
+         "scheduler_forward_port jupyter idle_timeout").split()  # fmt: skip
+
+
+@pytest.mark.parametrize("is_classic", [True, False], ids=["classic", "newer"])
+def test_attributes_of_an_instance(is_classic: bool) -> None:
+    async def body() -> None:
+        cluster: Any = (
+            compat.KubeCluster(compat.make_pod_spec("i:1"), asynchronous=True)
+            if is_classic
+            else operator.KubeCluster(image="i:1", worker_command="dask worker", asynchronous=True)
+        )
+        missing = [name for name in [*COMMON, *(CLASSIC if is_classic else NEWER)] if not hasattr(cluster, name)]
+        await cluster.close()
+        assert not missing
+        assert is_classic or cluster.worker_command == ["dask", "worker"]
+
+    asyncio.run(body())
+
+
+def test_dashboard_port_of_a_connected_cluster() -> None:
+    async def body() -> None:
+        cluster, _ = newer_cluster()
+        assert cluster.forwarded_dashboard_port == "8787"
+        await cluster.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", [compat.KubeCluster, operator.KubeCluster])
+def test_description_says_how_to_check_versions_and_add_packages(kind: type) -> None:
+    text = kind.__doc__ or ""
+    assert "get_versions(check=True)" in text and "oars image build --engine dask" in text
+
+
+def test_scheduler_that_would_outlive_its_cluster_is_refused() -> None:
+    template = compat.make_pod_spec("i:1")
+    with pytest.raises(UsageError, match="shutdown_scheduler=False: the scheduler ends with its cluster"):
+        compat.KubeCluster(template, shutdown_scheduler=False)
+    given = {**KUBE_CLUSTER, "pod_template": template}
+    assert arguments.resolve(given, {"shutdown_scheduler": True}).more["shutdown_scheduler"] is True
+
+
 # From kubernetes.yaml of dask-kubernetes 2024.4.2. worker-name is the page's; it has no default there.
 CONFIGURATION: dict[str, Any] = {
     "name": "dask-{user}-{uuid}",
@@ -144,6 +197,8 @@ CONFIGURATION: dict[str, Any] = {
     "scheduler-jupyter": False,
     "controller.worker-allocation.batch-size": None,
     "controller.worker-allocation.delay": None,
+    "controller.events.enabled": True,
+    "controller.events.level": "INFO",
     "host": "0.0.0.0",
     "port": 0,
     "idle-timeout": None,

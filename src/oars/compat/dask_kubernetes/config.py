@@ -30,7 +30,10 @@ DEFAULTS: dict[str, Any] = {
     "custom-cluster-spec": None,
     "scheduler-forward-port": None,
     "scheduler-jupyter": False,
-    "controller": {"worker-allocation": {"batch-size": None, "delay": None}},  # of its own operator; no effect here
+    "controller": {  # of its own operator; no effect here
+        "worker-allocation": {"batch-size": None, "delay": None},
+        "events": {"enabled": True, "level": "INFO"},
+    },
     # the classic class
     "worker-name": None,
     "host": "0.0.0.0",

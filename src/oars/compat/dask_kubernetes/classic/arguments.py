@@ -23,11 +23,12 @@ from oars.compat.dask_kubernetes.managed import OPTIONS
 from oars.compat.dask_kubernetes.templates import Settings
 
 MODES = ("remote", "local")
+FURTHER = {**OPTIONS, "shutdown_scheduler": True}  # keyword arguments that are not in the signature
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Complete and checked. `more`: see OPTIONS."""
+    """Complete and checked. `more`: see FURTHER."""
 
     pod_template: Model
     scheduler_pod_template: Model | None
@@ -79,9 +80,12 @@ class Arguments:
 def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
     """`given`: the arguments of the signature, `more`: other keyword arguments."""
     for name in more:
-        if name not in OPTIONS:
-            meant = suggest(name, [*given, *OPTIONS])
+        if name not in FURTHER:
+            meant = suggest(name, [*given, *FURTHER])
             raise TypeError(f"KubeCluster() got an unexpected keyword argument {name!r}.{meant}")
+    if not more.get("shutdown_scheduler", True):
+        message = "shutdown_scheduler=False: the scheduler ends with its cluster."
+        raise UsageError(message, "For a cluster that stays use oars.compat.dask_kubernetes.operator.")
     template = read_template(given["pod_template"], "pod_template") or configured_template("worker")
     if template is None:
         raise SpecError(
@@ -118,7 +122,7 @@ def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
             checks.count("scheduler_service_name_resolution_retries", attempts),
         ),
         apply_default_affinity=given["apply_default_affinity"],
-        more={**OPTIONS, **more},
+        more={**FURTHER, **more},
     )
     arguments.plan(arguments.namespace or "default").worker()  # for its errors
     return arguments

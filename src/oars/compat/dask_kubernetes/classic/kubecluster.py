@@ -55,7 +55,11 @@ class KubeCluster(ManagedCluster):
     scheduler_service_wait_timeout: seconds until a load balancer must answer; 0: without a limit.
     scheduler_service_name_resolution_retries: attempts to resolve the Service's name, inside the Kubernetes cluster.
     apply_default_affinity: "preferred", "required" or "none": whether pods go to nodes that are labelled for them.
-    Further arguments: asynchronous, loop, quiet, silence_logs, shutdown_on_close, scheduler_sync_interval."""
+    Further arguments: asynchronous, loop, quiet, silence_logs, shutdown_on_close, scheduler_sync_interval.
+
+    The image needs the same versions of Python and Dask: `Client(cluster).get_versions(check=True)` compares them.
+    `oars image build --engine dask` makes an image with your packages; Dask's own images install those that the
+    variables EXTRA_PIP_PACKAGES, EXTRA_APT_PACKAGES and EXTRA_CONDA_PACKAGES in `env` list."""
 
     def __init__(  # noqa: PLR0913 (the signature of dask-kubernetes)
         self,
@@ -83,7 +87,7 @@ class KubeCluster(ManagedCluster):
         self._arguments = found = arguments.resolve(given, kwargs)
         self.pod_template, self.scheduler_pod_template = found.pod_template, found.scheduler_pod_template
         self.namespace, self.env, self.auth, self.security = found.namespace, found.env, found.auth, found.security
-        self.host, self.port = found.host, found.port
+        self.host, self.port, self.kwargs = found.host, found.port, kwargs
         self.apply_default_affinity = found.apply_default_affinity
         self.scheduler: Any = None
         self._wanted = found.n_workers
@@ -264,6 +268,11 @@ class KubeCluster(ManagedCluster):
         """The address of the dashboard, by distributed.dashboard.link of the configuration."""
         host, port = self._dashboard
         return str(format_dashboard_link(host, port)) if port else ""
+
+    @property
+    def forwarded_dashboard_port(self) -> str:
+        """The dashboard's port, as seen from this machine. Empty before the start."""
+        return str(self._dashboard[1] or "")
 
     @property
     def scheduler_pod(self) -> Model | None:

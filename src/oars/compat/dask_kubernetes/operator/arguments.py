@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Arguments:
     name: str
     spec: ClusterSpec
     namespace: str | None
-    image: str
+    image: str | None
     n_workers: int
     resources: Mapping[str, Any]
     env: Any
@@ -51,9 +51,21 @@ class Arguments:
     shutdown_on_close: bool | None
     idle_timeout: float
     resource_timeout: float
+    scheduler_service_type: str
     scheduler_forward_port: int | None
-    can_forward: bool  # the port of a ClusterIP Service
+    port_forward_cluster_ip: Any  # False: the port of a ClusterIP Service is not forwarded
+    jupyter: bool
     more: Mapping[str, Any]
+
+    def of_cluster(self, spec: ClusterSpec) -> Arguments:
+        """With what another description of the cluster says."""
+        return replace(
+            self,
+            spec=spec,
+            idle_timeout=spec.lifetime.idle,
+            scheduler_service_type=spec.expose.type,
+            **manifest.worker_arguments(spec),
+        )
 
 
 def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
@@ -71,37 +83,43 @@ def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
     name = cluster_name(str(pattern), user_name(), str(uuid.uuid4())[:10], os.environ)
     chosen = {key: config.get(key.replace("_", "-"), given[key]) for key in ("image", "env", "worker_command")}
     checks.text("image", chosen["image"])
+    if isinstance(chosen["worker_command"], str):
+        chosen["worker_command"] = chosen["worker_command"].split()
     resources = _checked_resources(config.get("resources", given["resources"]))
     count = checks.count("n_workers", config.get("count.start", given["n_workers"]), "a number of workers")
     idle = checks.seconds("idle_timeout", config.get("idle-timeout", given["idle_timeout"]) or 0)
+    jupyter = bool(given["jupyter"] or config.get("scheduler-jupyter"))
     body = custom or manifest.make_cluster_spec(
         name,
         n_workers=count,
         resources=resources,
         scheduler_service_type=config.get("scheduler-service-type", given["scheduler_service_type"]),
         idle_timeout=int(idle),
-        jupyter=given["jupyter"] or config.get("scheduler-jupyter"),
+        jupyter=jupyter,
         **chosen,
     )
     keeps = config.get("shutdown-on-close") is False
     found = manifest.cluster_spec(body)
     idle = idle or checks.seconds("idleTimeout", body["spec"].get("idleTimeout") or 0)
     spec = load.build({**found, "lifetime": {"idle": idle}}, option_model=engines.option_model).spec
-    return Arguments(
+    arguments = Arguments(
         name=_checked_name(name),
         spec=spec,
         namespace=checks.namespace(config.get("namespace", given["namespace"])),
-        n_workers=spec.workers[0].replicas,
+        n_workers=count,
         resources=resources,
         create_mode=_mode(config.get("create-mode", given["create_mode"])),
         shutdown_on_close=False if given["shutdown_on_close"] is None and keeps else given["shutdown_on_close"],
         idle_timeout=idle,
         resource_timeout=checks.seconds("resource_timeout", config.get("resource-timeout", given["resource_timeout"])),
+        scheduler_service_type=spec.expose.type,
         scheduler_forward_port=None if forward is None else checks.port("scheduler_forward_port", forward),
-        can_forward=config.get("port-forward-cluster-ip", given["port_forward_cluster_ip"]) is not False,
+        port_forward_cluster_ip=config.get("port-forward-cluster-ip", given["port_forward_cluster_ip"]),
+        jupyter=jupyter,
         more={**more, **shared},
-        **{**chosen, "image": spec.image or chosen["image"]},
+        **chosen,
     )
+    return arguments if custom is None else arguments.of_cluster(spec)
 
 
 def _custom_name(custom: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

@@ -44,7 +44,10 @@ class KubeCluster(ManagedCluster):
     custom_cluster_spec: a DaskCluster resource, or the path of one (see make_cluster_spec).
     scheduler_forward_port: a local port for the scheduler.
     port_forward_cluster_ip: False: never forward the port of a ClusterIP Service. Default: if it cannot be reached.
-    Further arguments: loop, asynchronous, quiet, silence_logs, scheduler_sync_interval."""
+    Further arguments: loop, asynchronous, quiet, silence_logs, scheduler_sync_interval.
+
+    The image needs the same versions of Python and Dask: `Client(cluster).get_versions(check=True)` compares them.
+    `oars image build --engine dask` makes an image with your packages."""
 
     def __init__(  # noqa: PLR0913 (the signature of dask-kubernetes)
         self,
@@ -72,9 +75,10 @@ class KubeCluster(ManagedCluster):
     ) -> None:
         given = {key: value for key, value in locals().items() if key not in ("self", "kwargs", "__class__")}
         self._arguments = found = arguments.resolve(given, kwargs)
-        self.namespace, self.image, self.env = found.namespace, found.image, found.env
-        self.n_workers, self.resources, self.worker_command = found.n_workers, found.resources, found.worker_command
-        self.create_mode, self.idle_timeout = found.create_mode, found.idle_timeout
+        self.namespace, self.create_mode, self.jupyter = found.namespace, found.create_mode, found.jupyter
+        self.scheduler_forward_port = found.scheduler_forward_port
+        self.port_forward_cluster_ip = found.port_forward_cluster_ip
+        self._take(found)
         self._handle: ClusterHandle | None = None
         self._is_creator = False
         super().__init__(found.name, **{**found.more, "shutdown_on_close": found.shutdown_on_close is not False})
@@ -84,29 +88,36 @@ class KubeCluster(ManagedCluster):
         """Connect to a cluster that exists. Closing the object does not delete it."""
         return cls(name=name, **{"create_mode": CreateMode.CONNECT_ONLY, "shutdown_on_close": False, **kwargs})
 
+    def _take(self, found: arguments.Arguments) -> None:
+        """Set the attributes that a cluster which exists may change."""
+        self._arguments = found
+        self.image, self.n_workers, self.resources, self.env = found.image, found.n_workers, found.resources, found.env
+        self.worker_command, self.idle_timeout = found.worker_command, found.idle_timeout
+        self.scheduler_service_type = found.scheduler_service_type
+
     # start
 
     async def _deploy(self) -> None:
-        found = self._arguments
         backend = backend_for(Location("kubernetes", namespace=self.namespace), os.environ)
         self._opened.push_async_callback(backend.close)
         await backend.login()
         self._handle = handle = await self._find_or_create(backend)
         self.namespace = handle.namespace
-        await wait_ready(handle, 0, found.resource_timeout, self._log)
+        await wait_ready(handle, 0, self._arguments.resource_timeout, self._log)
         await handle.open()
         access = handle.access()
         self.security = make_security(access.env)
         address = access.address
-        if not found.can_forward and found.spec.expose.type == "ClusterIP" and "://127.0.0.1:" in address:
+        is_internal = self.scheduler_service_type == "ClusterIP"
+        if self.port_forward_cluster_ip is False and is_internal and "://127.0.0.1:" in address:
             raise EngineUnreachable(
                 "The Service of type ClusterIP cannot be reached from here, and port_forward_cluster_ip=False.",
                 "Run this in the Kubernetes cluster, use another scheduler_service_type, or allow port-forwards.",
             )
-        if found.scheduler_forward_port:
+        if self.scheduler_forward_port:
             scheme, _, there = address.partition("://")
             host, _, port = there.rpartition(":")
-            relay = Relay(host, int(port), int(found.scheduler_forward_port))
+            relay = Relay(host, int(port), int(self.scheduler_forward_port))
             self._opened.push_async_callback(relay.close)
             address = f"{scheme}://127.0.0.1:{await relay.start()}"
         self.scheduler_comm = rpc(address, connection_args=self.security.get_connection_args("client"))
@@ -121,7 +132,7 @@ class KubeCluster(ManagedCluster):
             known = {handle.name: handle for handle in await backend.list()}
             if name in known:
                 self.shutdown_on_close = bool(self._arguments.shutdown_on_close)
-                return await self._checked_engine(known[name])
+                return await self._connected(known[name])
             if mode is CreateMode.CONNECT_ONLY:
                 raise NotFound(f"There is no cluster {name!r}.", "Create it, or use create_mode=CREATE_OR_CONNECT.")
         try:
@@ -134,10 +145,11 @@ class KubeCluster(ManagedCluster):
             self._opened.push_async_callback(self._stop)
         return handle
 
-    async def _checked_engine(self, handle: ClusterHandle) -> ClusterHandle:
-        engine = (await handle.spec()).engine
-        if engine != "dask":
-            raise NameInUse(f"The cluster {handle.name!r} runs {engine}, not dask.", "Use another name.")
+    async def _connected(self, handle: ClusterHandle) -> ClusterHandle:
+        spec = await handle.spec()
+        if spec.engine != "dask":
+            raise NameInUse(f"The cluster {handle.name!r} runs {spec.engine}, not dask.", "Use another name.")
+        self._take(self._arguments.of_cluster(spec))
         return handle
 
     async def _stop(self) -> None:
@@ -188,7 +200,7 @@ class KubeCluster(ManagedCluster):
         env: Any = None,
         custom_spec: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Add a group of workers. What is not given is that of the cluster."""
+        """Add a group of workers. What is not given is that of the cluster's default group."""
         body = custom_spec if custom_spec is not None else manifest.make_worker_spec(
             image or self.image, n_workers, resources or self.resources, env or self.env,
             worker_command or self.worker_command,
@@ -255,8 +267,17 @@ class KubeCluster(ManagedCluster):
         """The address of the dashboard, by distributed.dashboard.link of the configuration."""
         if self._handle is None:
             return ""
-        host, _, port = self._handle.access().dashboard.partition("://")[2].partition("/")[0].rpartition(":")
+        host, port = self._dashboard_address()
         return str(format_dashboard_link(host, int(port)))
+
+    @property
+    def forwarded_dashboard_port(self) -> str:
+        """The dashboard's port, as seen from this machine. Empty before the start."""
+        return self._dashboard_address()[1] if self._handle is not None else ""
+
+    def _dashboard_address(self) -> tuple[str, str]:
+        host, _, port = self._started().access().dashboard.partition("://")[2].partition("/")[0].rpartition(":")
+        return host, port
 
 
 async def discover() -> AsyncIterator[tuple[str, type[KubeCluster]]]:

@@ -10,6 +10,8 @@ from oars.base.errors import SpecError
 from oars.compat.dask_kubernetes.common.model import plain
 from oars.convert import dask, tables
 from oars.convert.fields import Fields, Source
+from oars.convert.pods import GPU
+from oars.spec.cluster import ClusterSpec, WorkerGroup
 
 IMAGE = "ghcr.io/dask/dask:latest"
 
@@ -39,7 +41,7 @@ def make_cluster_spec(  # noqa: PLR0913 (the signature of dask-kubernetes)
 
 
 def make_worker_spec(
-    image: str = IMAGE,
+    image: str | None = IMAGE,
     n_workers: int = 3,
     resources: Mapping[str, Any] | None = None,
     env: Any = None,
@@ -121,6 +123,38 @@ def worker_group(name: str, worker: Any, cluster_image: str = "") -> dict[str, A
     group = dask.worker_group(name, fields, cluster_image)
     _check(fields)
     return group
+
+
+def worker_arguments(spec: ClusterSpec) -> dict[str, Any]:
+    """The arguments of make_worker_spec that make a group with the image, the sizes, the variables and the command of
+    the default group."""
+    group = spec.group("default") or spec.group(None) or WorkerGroup()
+    containers = group.pod.get("spec", {}).get("containers", ())
+    own: Mapping[str, Any] = next((each for each in containers if each.get("name") == "worker"), {})
+    plain_values = [{"name": name, "value": value} for name, value in group.env.items()]
+    amounts = " ".join(f"{name}={amount:g}" for name, amount in group.resources.items())
+    return {
+        "image": own.get("image", spec.image),
+        "n_workers": group.replicas,
+        "resources": _sizes(group, own.get("resources", {})),
+        "env": [*plain_values, *own.get("env", ())],
+        "worker_command": ["dask-worker", *(["--resources", amounts] if amounts else [])],
+    }
+
+
+def _sizes(group: WorkerGroup, own: Mapping[str, Any]) -> dict[str, Any]:
+    """`own`: amounts that only the pod's template has."""
+    limits: dict[str, Any] = {**own.get("limits", {})}
+    requests: dict[str, Any] = {**own.get("requests", {})}
+    if not group.burst:
+        limits["cpu"] = f"{group.processors:g}"
+    elif group.cpu is not None:
+        requests["cpu"] = f"{group.cpu:g}"
+    if group.memory is not None:
+        limits["memory"] = str(group.memory)
+    if group.gpu:
+        limits[GPU] = group.gpu
+    return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}
 
 
 def _check(fields: Fields) -> None:
