@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import marshal
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -258,6 +258,7 @@ class Connection:
     process: Process
     check: Callable[[], None] = lambda: None
     wrote: Callable[[str], None] = lambda name: None  # called with the writer of anything but a Lease
+    errors: Counter[str] = field(default_factory=Counter)  # as the real client counts them
 
     def guarded(self, check: Callable[[], None]) -> Connection:
         return replace(self, check=check)
@@ -400,6 +401,7 @@ class Connection:
         await asyncio.sleep(self._server.random.uniform(0.001, self._faults.slowest_reply))
         self._check_alive()
         if self._server.random.random() < self._faults.server_error:
+            self.errors["503"] += 1
             raise ApiError(503, {"message": "the server is currently unable to handle the request"})
 
     async def _write(self, text: str, write: Callable[[], T]) -> T:

@@ -91,7 +91,8 @@ class SimulatedEngine(PlayedEngine):
         self.in_use = False
 
     def account(self) -> None:
-        """Find out which results are gone, and whether somebody may be blamed for it."""
+        """Find out which results are gone, and whether somebody may be blamed for it. A cluster that its user deletes
+        loses its head, and all results with it; a Deployment that is deleted by others than its user is no excuse."""
         pods = {pod["metadata"]["uid"]: pod for pod in self.kubernetes.pods(active=False)}
         for cluster in {pod["metadata"]["labels"].get(names.CLUSTER, "") for pod in pods.values()}:
             head = self._present_head(cluster)
@@ -103,7 +104,7 @@ class SimulatedEngine(PlayedEngine):
         for uid in [uid for uid in self.results if uid not in pods]:
             why = self.kubernetes.deaths.get(uid, "it vanished")
             held = self.results.pop(uid)
-            is_excused = why.startswith("fault") or why == "its owner was deleted" or uid in self.forced
+            is_excused = why.startswith("fault") or uid in self.forced
             # A worker of an earlier head may join the next one in the moment in which it is replaced.
             seconds = self.kubernetes.ended_at.get(uid, 0.0) - self._joined_at.get(uid, 0.0)
             is_excused |= why == ROLLED_OUT and seconds < LATE_SECONDS

@@ -25,6 +25,7 @@ from oars.places.kube.place import KubePlace
 from oars.places.kube.scale_down import ScaleDownGate
 from oars.places.kube.state import drivers
 from oars.places.kube.state.drivers import see_driver
+from oars.places.kube.state.observe import is_of
 from oars.plan import decide as plan
 from oars.plan import jobs
 from oars.plan.jobs import DriverSeen, DriverState
@@ -82,6 +83,20 @@ def deployment_that_is_lowered_first() -> Patch:
         await ensure(place, desired, group, min(count, group.replicas))
 
     return mock.patch.object(KubePlace, "_ensure_workers", lowered)
+
+
+def obsolete_deployment_that_is_deleted_at_once() -> Patch:
+    """The Deployment of an earlier revision is deleted as soon as one of its workers is drained."""
+    remove = KubePlace.remove
+
+    async def hasty(place: KubePlace, desired: Any, step: Any) -> Any:
+        leaving = [pod for pod in place.pods() if pod["metadata"]["name"] in step.members]
+        for deployment in place._worker_deployments():
+            if any(is_of(pod, deployment) for pod in leaving) and place._group_of(desired, deployment) is None:
+                await place._delete_deployment(deployment)
+        return await remove(place, desired, step)
+
+    return mock.patch.object(KubePlace, "remove", hasty)
 
 
 def head_loss_that_is_not_noticed() -> Patch:
@@ -176,6 +191,7 @@ FAULTS: dict[str, Fault] = {
         Fault(clock_that_is_trusted, STUCK),
         Fault(drain_that_is_believed_at_once, f"{LOST}|{STUCK}", ("scale",)),
         Fault(deployment_that_is_lowered_first, LOST, ("scale",)),
+        Fault(obsolete_deployment_that_is_deleted_at_once, LOST, ("change_workers", "scale")),
         Fault(head_loss_that_is_not_noticed, STUCK, ("delete_head", "restart_head", "scale")),
         Fault(garbage_that_stays, STUCK, ("change_workers", "change_head", "scale")),
         Fault(watch_that_ignores_lost_events, "", ("bad_network", "scale", "delete_pod", "restart_worker", "recreate")),
