@@ -134,7 +134,8 @@ what becomes of each field:
 
 - *kept*: it becomes the named field of a [cluster spec](spec.md) or [job spec](job.md);
 - *not needed*: Oars does it without the field, or the field asks for nothing;
-- *not honoured*: it is listed on stderr, with the reason. Values that are the default of the field are not listed.
+- *not honoured*: it is listed on stderr, with the reason. Values that are the default of the field are not listed, nor
+  are probes of the engine and the usual ports of its Service.
 
 A field that is in no table is listed as unknown.
 """

@@ -15,7 +15,8 @@ from oars.convert.tables import DASK_JUPYTER, DASK_OPTION, DASK_PROGRAM, DASK_WO
 from oars.spec import resources
 
 _ADDRESS = re.compile("DASK_SCHEDULER_ADDRESS")
-SCHEDULER, WORKER = pods.Engine((8786, 8787), _ADDRESS), pods.Engine((8788,), _ADDRESS)
+SCHEDULER = pods.Engine((8786, 8787), _ADDRESS, on_service=(8786, 8787))
+WORKER = pods.Engine((8788,), _ADDRESS)
 NOT_STARTED = (DASK_JUPYTER, DASK_OPTION, DASK_PROGRAM, DASK_WORKERS)  # reasons why a command is not kept
 FLAGS = (
     "dashboard", "no-dashboard", "nanny", "no-nanny", "jupyter", "no-jupyter", "reconnect", "no-reconnect", "show",
@@ -64,7 +65,9 @@ def dask_cluster(spec: Fields) -> DaskCluster:
         idle = idle or arguments.parsed("idle-timeout", resources.duration)
         options = _scheduler_options(arguments)
         head = {**pods.read_sizes(head_pod), "env": head_pod.env, "pod": head_pod.overlay(image)}
-    expose = filled({"type": scheduler.block("service").text("type")})
+    service = scheduler.block("service")
+    pods.read_service_ports(service, SCHEDULER)
+    expose = filled({"type": service.text("type")})
     blocks = {"expose": expose, "lifetime": {"idle": f"{idle:g}s"} if idle else {}, "dask": options}
     return DaskCluster(image, head, [_group("default", worker, pod, image)], blocks)
 

@@ -49,6 +49,8 @@ def ray_deployments(head: Foreign, workers: Sequence[Foreign], services: Sequenc
     options = ray.head_options(params, has_workers=bool(workers))
     fields = {**pods.read_sizes(pod), "env": pod.env, "pod": pod.overlay(pod.image)}
     groups = [_group(each, cluster_name(head), pod.image) for each in workers]
+    for each in services:
+        pods.read_service_ports(each.spec, ray.HEAD)
     types = [each.spec.text("type") for each in services]
     annotations = {key: value for each in services for key, value in each.metadata.pairs("annotations").items()}
     expose = filled({"type": next(filter(None, types), None), "annotations": annotations})

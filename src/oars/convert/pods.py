@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from oars.convert.fields import Fields
-from oars.convert.tables import KEPT_OF_CONTAINER, KEPT_OF_POD
+from oars.convert.tables import KEPT_OF_CONTAINER, KEPT_OF_POD, NODE_PORT, PROBE, PROBES, SERVICE_PORT
 from oars.spec import resources
 
 GPU = "nvidia.com/gpu"
 NAMES = ("head", "worker", "driver", "oars")  # of containers of Oars
+_HEALTH = re.compile(r"gcs_healthz|raylet_healthz|ray health-check")  # in the commands of KubeRay's probes
 _RESERVED_VOLUMES = ("tmp", "shm", "work")  # and those that begin with spill- and oars-
 
 
@@ -42,11 +43,12 @@ class Pod:
 @dataclass(frozen=True)
 class Engine:
     """What an engine has in every pod: ports, and variables that Oars sets. main: name of the container that runs it;
-    default: the first one."""
+    default: the first one. on_service: the ports of the head's Service."""
 
     ports: Collection[int]
     variables: re.Pattern[str]
     main: str = ""
+    on_service: Collection[int] = ()
 
 
 def read_pod(template: Fields, name: str, engine: Engine) -> Pod:
@@ -75,7 +77,34 @@ def read_pod(template: Fields, name: str, engine: Engine) -> Pod:
     listed = [each.take_all() for each in container.blocks("ports")]
     if more := [each for each in listed if each.get("containerPort") not in engine.ports]:
         pod.own["ports"] = more
+    named = {each["name"]: each.get("containerPort") for each in listed if isinstance(each.get("name"), str)}
+    for kind in PROBES:
+        if (probe := container.take(kind)) and not _is_of_engine(probe, named, engine):
+            container.unmet(kind, PROBE)
     return pod
+
+
+def _is_of_engine(probe: Any, named: Mapping[str, Any], engine: Engine) -> bool:
+    """Whether a probe asks the engine, as Oars' own does."""
+    if not isinstance(probe, dict):
+        return False
+    request, run = probe.get("httpGet") or probe.get("tcpSocket"), probe.get("exec")
+    if isinstance(request, dict):
+        port = request.get("port")
+        return (named.get(port, port) if isinstance(port, str) else port) in engine.ports
+    command = run.get("command") if isinstance(run, dict) else None
+    return isinstance(command, list) and bool(_HEALTH.search(" ".join(map(str, command))))
+
+
+def read_service_ports(service: Fields, engine: Engine) -> None:
+    """Report the ports that Oars' Service of the head does not have, and numbers of node ports."""
+    for port in service.blocks("ports"):
+        number, target = port.take("port"), port.take("targetPort")
+        if number not in engine.on_service or (isinstance(target, int) and target != number):
+            port.source.report(port.loc, SERVICE_PORT)
+        elif "nodePort" in port:
+            port.unmet("nodePort", NODE_PORT)
+        port.take_all()
 
 
 def _read_variables(pod: Pod, engine: Engine) -> None:

@@ -8,10 +8,17 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from oars.convert import pods
+from oars.convert import commands, pods
 from oars.convert.clusters import cluster, filled
 from oars.convert.fields import Fields
-from oars.convert.tables import RAY_HEAD_CPUS, RAY_HEAD_OPTION, RAY_WORKER_OPTIONS
+from oars.convert.tables import (
+    RAY_HEAD_CPUS,
+    RAY_HEAD_OPTION,
+    RAY_INSTALLERS,
+    RAY_PACKAGES,
+    RAY_SUBMITTER_IMAGE,
+    RAY_WORKER_OPTIONS,
+)
 from oars.spec import resources, text
 from oars.spec.cluster import MAX_WORKERS
 from oars.spec.cron import find_zone, parse_cron
@@ -19,7 +26,7 @@ from oars.spec.problems import in_plain, raise_for
 from oars.spec.text import Loc
 
 _VARIABLES = re.compile("RAY_(ADDRESS|AUTH_MODE|AUTH_TOKEN|AUTH_TOKEN_PATH)")
-HEAD = pods.Engine((6379, 8265, 10001, 8080, 52365), _VARIABLES)
+HEAD = pods.Engine((6379, 8265, 10001, 8080, 52365), _VARIABLES, on_service=(6379, 8265, 10001))
 WORKER = pods.Engine((8080, 52365), _VARIABLES)
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
 # What the driver's pod shares with the head's.
@@ -203,11 +210,17 @@ def ray_job(spec: Fields, metadata: Fields) -> dict[str, Any]:
     if spec.text("submissionMode") == "InteractiveMode":
         hint = "Convert its rayClusterSpec as a RayCluster, and run `oars submit --cluster` with the command."
         spec.fail("submissionMode", "is InteractiveMode: such a job has no command", hint)
-    entrypoint = spec.text("entrypoint")
+    submitter: pods.Pod | None = None
+    if "submitterPodTemplate" in spec:
+        submitter = pods.read_pod(spec.block("submitterPodTemplate"), "driver", WORKER)
+    variables = _runtime_env(spec, "runtimeEnvYAML")
+    entrypoint: str | list[str] | None = spec.text("entrypoint")
+    if not entrypoint and submitter:
+        entrypoint, more = _submitted(submitter.container)
+        variables = {**variables, **more}
     if not entrypoint:
         spec.fail("entrypoint", "is missing", "Add the command that the job runs.")
-    variables = _runtime_variables(spec)
-    made, driver, env = _job_cluster(spec, variables)
+    made, driver, env = _job_cluster(spec, submitter, variables)
     cpus = spec.take("entrypointNumCpus")
     return filled(
         {
@@ -224,13 +237,21 @@ def ray_job(spec: Fields, metadata: Fields) -> dict[str, Any]:
     )
 
 
-def _job_cluster(spec: Fields, variables: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def _submitted(container: Fields) -> tuple[list[str], dict[str, str]]:
+    """The command that a submitter with a command of its own passes to Ray, after `--`, and its variables."""
+    before, found, _ = commands.find(commands.words(container), ("--",)) or ([], [], [])
+    options = container.child(commands.options(before, ("no-wait", "verbose")), "args")
+    for name in ("address", "submission-id", "no-wait", "verbose"):  # of a command that Oars does not run
+        options.take(name)
+    return found, _runtime_env(options, "runtime-env-json")
+
+
+def _job_cluster(
+    spec: Fields, submitter: pods.Pod | None, variables: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The cluster, the driver, and the driver's variables. KubeRay starts the entrypoint in the head's pod: the driver
     sees the same files and variables, and has as much memory."""
     name = spec.block("clusterSelector").text("ray.io/cluster")
-    submitter: pods.Pod | None = None
-    if "submitterPodTemplate" in spec:
-        submitter = pods.read_pod(spec.block("submitterPodTemplate"), "driver", WORKER)
     if name:
         overlay = submitter.overlay(None) if submitter else {}
         return {"name": name}, {"pod": overlay}, submitter.env if submitter else {}
@@ -243,7 +264,8 @@ def _job_cluster(spec: Fields, variables: dict[str, str]) -> tuple[dict[str, Any
     env = dict(head.env)
     if submitter is not None:
         driver.metadata, driver.others = submitter.metadata, submitter.others
-        driver.image = submitter.image or head.image
+        if submitter.image not in (None, head.image):
+            submitter.container.unmet("image", RAY_SUBMITTER_IMAGE)
         driver.spec = _joined(driver.spec, submitter.spec)
         driver.own = _joined(driver.own, submitter.own)
         env |= submitter.env
@@ -262,15 +284,26 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _runtime_variables(spec: Fields) -> dict[str, str]:
-    content = spec.text("runtimeEnvYAML")
+def _runtime_env(block: Fields, name: str) -> dict[str, str]:
+    """The variables of a runtime environment, which is written as YAML or JSON."""
+    content = block.text(name)
     if not content:
         return {}
-    document = text.read(content, "runtimeEnvYAML")
-    raise_for(in_plain(document.data, ("runtimeEnvYAML",)), document.places)
+    document = text.read(content, name)
+    raise_for(in_plain(document.data, (name,)), document.places)
     if not isinstance(document.data, dict):
-        spec.fail("runtimeEnvYAML", "must be a mapping of fields")
-    return spec.child(document.data, "runtimeEnvYAML").pairs("env_vars")
+        block.fail(name, "must be a mapping of fields")
+    environment = block.child(document.data, name)
+    for installer in RAY_INSTALLERS:
+        if packages := _packages(environment.take(installer)):
+            environment.unmet(installer, f"{RAY_PACKAGES}. It needs {packages}")
+    return environment.pairs("env_vars")
+
+
+def _packages(given: Any) -> str:
+    """The packages of `pip`, `uv` or `conda`: a list, a mapping with a list, or the name of a file."""
+    found = given.get("packages", given.get("dependencies")) if isinstance(given, dict) else given
+    return ", ".join(map(str, found)) if isinstance(found, list) else str(found or given or "")
 
 
 def _cleanup(spec: Fields) -> dict[str, Any]:

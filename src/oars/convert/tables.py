@@ -20,6 +20,7 @@ KEPT_OF_CONTAINER = (
     "envFrom", "imagePullPolicy", "securityContext", "stdin", "terminationMessagePath", "terminationMessagePolicy",
     "tty", "volumeDevices", "volumeMounts", "workingDir",
 )  # fmt: skip
+PROBES = ("readinessProbe", "livenessProbe", "startupProbe")
 
 
 def kept(field: str, text: str) -> Rule:
@@ -79,7 +80,8 @@ METADATA = (
 
 COMMON = Table("All kinds", (), "the manifest's header", METADATA)
 
-_PROBE = "Oars probes the engine itself"
+PROBE = "Oars probes the engine itself"
+NODE_PORT = "Kubernetes chooses the port of the nodes"
 POD = Table(
     "Pods",
     (),
@@ -106,9 +108,7 @@ POD = Table(
         kept("spec.containers[].resources.requests.memory", "`memory`, as for cpu"),
         kept("spec.containers[].resources.requests['nvidia.com/gpu']", "`gpu`, if there is no limit"),
         kept("spec.containers[].ports", "ports that the engine does not have stay in `pod`"),
-        ours("spec.containers[].readinessProbe", _PROBE),
-        ours("spec.containers[].livenessProbe", _PROBE),
-        ours("spec.containers[].startupProbe", _PROBE),
+        *(unmet(f"spec.containers[].{name}", PROBE) for name in PROBES),
         unmet("spec.containers[].lifecycle", "Oars stops the engine itself"),
         *(kept(f"spec.containers[].{name}", "stays in `pod`") for name in KEPT_OF_CONTAINER),
         *(kept(f"spec.{name}", "stays in `pod`") for name in KEPT_OF_POD),
@@ -118,6 +118,7 @@ POD = Table(
 )
 
 _PORT = "Oars' Services have the engine's usual ports"
+SERVICE_PORT = "Oars' Service has the engine's usual ports only; write another Service for this one"
 RAY_START = Table(
     "Options of ray start",
     (),
@@ -233,18 +234,27 @@ RAY_CLUSTER = Table(
     ),
     (("spec", RAY_CLUSTER_SPEC),),
 )
+RAY_INSTALLERS = ("pip", "uv", "conda")
+RAY_PACKAGES = (
+    "Oars installs no packages in pods: the image of the driver and of the cluster must have them; see --image"
+)
+RAY_SUBMITTER_IMAGE = "the driver runs the entrypoint itself, in the image of the head"
 RAY_JOB_SPEC = Table(
     "RayJob spec",
     (),
     "a job spec",
     (
-        kept("entrypoint", "`entrypoint`, a line for the shell. It starts in the job's working directory"),
+        kept(
+            "entrypoint",
+            "`entrypoint`, a line for the shell; if it is missing, what the submitter's command has after `--`. It "
+            "starts in the job's working directory",
+        ),
         kept("runtimeEnvYAML.env_vars", "`env` of the job and `cluster.env`"),
-        unmet("runtimeEnvYAML.pip", "Oars installs no packages in pods; use an image that has them"),
+        *(unmet(f"runtimeEnvYAML.{name}", RAY_PACKAGES) for name in RAY_INSTALLERS),
         unmet("runtimeEnvYAML.working_dir", "use --working-dir, or an image that has the files"),
         unmet("runtimeEnvYAML", "Oars has no runtime environments; use an image, or `ray.init(runtime_env=…)`"),
         kept("submissionMode", "the driver has a pod of its own in every mode; InteractiveMode is refused"),
-        kept("submitterPodTemplate", "`driver.pod`, see Pods"),
+        kept("submitterPodTemplate", "`driver.pod`, see Pods; the driver's image is that of the head, if there is one"),
         *(
             unmet(f"submitterPodTemplate.spec.containers[].{name}", "the driver's pod runs the entrypoint itself")
             for name in ("command", "args", "resources", "workingDir")
@@ -357,7 +367,8 @@ DASK_SCHEDULER = Table(
         unmet("spec.containers[].args.port", _PORT, "8786"),
         *(ours(f"spec.containers[].args.{name}", "Oars sets it") for name in _DASK_OURS),
         kept("service.type", "`expose.type`"),
-        ours("service.ports", _PORT),
+        unmet("service.ports", SERVICE_PORT),
+        unmet("service.ports[].nodePort", NODE_PORT),
         ours("service.selector", "Oars selects its own pods"),
         unmet("service", "Oars makes the Service of the head"),
     ),
@@ -453,7 +464,7 @@ MARS_JOB = Table(
         kept(_REPLICA, "names in any case"),
         kept(f"{_REPLICA}.Scheduler", "`head`"),
         unmet(f"{_REPLICA}.Scheduler.replicas", "a cluster has one head", 1),
-        ours(f"{_REPLICA}.WebService.replicas", "the head serves the web page"),
+        unmet(f"{_REPLICA}.WebService.replicas", "the head serves the web page", 1),
         unmet(f"{_REPLICA}.WebService.template", "the head serves the web page; its sizes are those of the head"),
         kept(f"{_REPLICA}.Worker", "the group `default`"),
         kept(f"{_REPLICA}.Worker.replicas", "`replicas`"),
@@ -506,9 +517,10 @@ SERVICE = Table(
         *METADATA,
         kept("spec.type", "`expose.type`"),
         kept("metadata.annotations", "`expose.annotations`"),
-        ours("spec.ports", _PORT),
+        unmet("spec.ports", SERVICE_PORT),
+        unmet("spec.ports[].nodePort", NODE_PORT),
         ours("spec.selector", "Oars selects its own pods"),
-        ours("spec.clusterIP", "Oars' Service has its own"),
+        unmet("spec.clusterIP", "Oars' Service has its own", "None"),
         unmet("spec.*", "Oars makes the Service of the head"),
     ),
 )

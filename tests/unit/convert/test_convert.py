@@ -186,3 +186,92 @@ def test_run_that_is_created_suspended_is_reported() -> None:
     found = converted(yaml.safe_dump(documents))
     assert [each.path for each in found.unmet] == ["spec.jobTemplate.suspend"]
     assert "suspend" not in found.objects[0]["spec"]
+
+
+def ray_head(**container: Any) -> str:
+    """A RayCluster without workers, with these fields in the container of its head."""
+    ports = [{"name": "dashboard", "containerPort": 8265}, {"name": "own", "containerPort": 9000}]
+    head = {"template": {"spec": {"containers": [{"name": "x", "image": "i", "ports": ports, **container}]}}}
+    return changed("ray-cluster", headGroupSpec=head, workerGroupSpecs=[])
+
+
+@pytest.mark.parametrize("kind", ["readinessProbe", "livenessProbe", "startupProbe"])
+@pytest.mark.parametrize(
+    ("probe", "is_reported"),
+    [
+        ({"httpGet": {"port": 8265, "path": "/"}, "initialDelaySeconds": 5}, False),
+        ({"httpGet": {"port": "dashboard"}}, False),
+        ({"tcpSocket": {"port": 6379}}, False),
+        ({"exec": {"command": ["bash", "-c", "wget -q http://localhost:52365/api/local_raylet_healthz"]}}, False),
+        ({}, False),
+        ({"exec": {"command": ["cat", "/tmp/alive"]}}, True),
+        ({"httpGet": {"port": "own"}}, True),
+        ({"httpGet": {"port": 9000}}, True),
+        ({"grpc": {"port": 9000}}, True),
+        ({"httpGet": {"port": ["x"]}}, True),
+    ],
+)
+def test_probe_is_reported_unless_it_is_of_the_engine(kind: str, probe: dict[str, Any], *, is_reported: bool) -> None:
+    found = [each.path for each in converted(ray_head(**{kind: probe})).unmet if each.path.endswith("Probe")]
+    assert found == ([f"spec.headGroupSpec.template.spec.containers[0].{kind}"] if is_reported else [])
+
+
+@pytest.mark.parametrize(
+    ("port", "reported"),
+    [
+        ({"port": 6379, "targetPort": 6379}, []),
+        ({"port": 8265, "targetPort": "dashboard"}, []),
+        ({"port": 8265, "nodePort": 30007}, ["spec.ports[0].nodePort"]),
+        ({"port": 80, "targetPort": 8265}, ["spec.ports[0]"]),
+        ({"port": 8265, "targetPort": 9000}, ["spec.ports[0]"]),
+        ({"port": 8080}, ["spec.ports[0]"]),
+    ],
+)
+def test_port_that_the_service_of_oars_lacks_is_reported(port: dict[str, Any], reported: list[str]) -> None:
+    documents = list(yaml.safe_load_all((FOLDER / "manifests/ray-deployments.yaml").read_text()))
+    (service,) = [each for each in documents if each["kind"] == "Service"]
+    service["spec"]["ports"] = [port]
+    found = converted(yaml.safe_dump_all(documents)).unmet
+    assert [each.path for each in found if each.document.startswith("Service")] == reported
+
+
+@pytest.mark.parametrize(
+    ("environment", "packages"),
+    [
+        ({"pip": ["requests==2.26.0", "numpy"]}, "requests==2.26.0, numpy"),
+        ({"pip": {"packages": ["requests"], "pip_check": False}}, "requests"),
+        ({"pip": "./requirements.txt"}, "./requirements.txt"),
+        ({"uv": ["requests"]}, "requests"),
+        ({"conda": {"dependencies": ["scipy"]}}, "scipy"),
+    ],
+)
+def test_packages_that_the_image_must_have_are_named(environment: dict[str, Any], packages: str) -> None:
+    found = converted(changed("ray-job", runtimeEnvYAML=yaml.safe_dump(environment))).unmet
+    (reason,) = [each.reason for each in found if each.path.startswith("spec.runtimeEnvYAML")]
+    assert reason.endswith(f"must have them; see --image. It needs {packages}")
+
+
+def submitted(*command: str, **spec: Any) -> Converted:
+    container = {"name": "submitter", "image": "rayproject/ray:2.52.0", "command": list(command)}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    return converted(changed("ray-job", **{"entrypoint": None, "submitterPodTemplate": template, **spec}))
+
+
+def test_command_of_a_submitter_is_the_entrypoint() -> None:
+    line = "ray job submit --address=http://$RAY_DASHBOARD_ADDRESS --submission-id $ID -- python x.py --n 3; true"
+    found = submitted("sh", "-c", line)
+    assert found.ours("ComputeJob")[0]["spec"]["entrypoint"] == ["python", "x.py", "--n", "3"]
+    assert not [each for each in found.unmet if "submitterPodTemplate" in each.path]
+
+
+def test_command_of_a_submitter_beside_an_entrypoint_is_reported() -> None:
+    found = submitted("/submitter", "--", "python", "x.py", entrypoint="python y.py")
+    assert found.ours("ComputeJob")[0]["spec"]["entrypoint"] == "python y.py"
+    assert [each.path for each in found.unmet if "submitterPodTemplate" in each.path] == [
+        "spec.submitterPodTemplate.spec.containers[0].command"
+    ]
+
+
+def test_submitter_without_a_command_for_ray_has_no_entrypoint() -> None:
+    with pytest.raises(SpecError, match=r"spec\.entrypoint is missing"):
+        submitted("/submitter", "--verbose")
