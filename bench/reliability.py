@@ -5,14 +5,15 @@ python -m bench.reliability simulation [SEEDS]   histories (1,000)
 python -m bench.reliability fuzz [INPUTS]        bad inputs (100,000)
 python -m bench.reliability fairness             reactions while another tenant has trouble
 python -m bench.reliability kills                kills after writes, on the lab's control plane (as root)
-python -m bench.reliability drains [DRAINS]      drains with data under load, on the lab's real pods (50; as root)
+python -m bench.reliability drains [DRAINS] [ENGINE …]
+                                                 drains with data under load, on the lab's real pods (50; as root)
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -27,11 +28,18 @@ import oars
 
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).parent / "results/reliability.json"
+ENGINES = ("dask", "ray", "mars")
 
 
 def facts() -> dict[str, Any]:
     when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
     return {"when": when, "oars": oars.__version__, "cores": os.cpu_count()}
+
+
+def known() -> dict[str, Any]:
+    """The parts that were measured."""
+    found: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    return found
 
 
 def say(text: str) -> None:
@@ -57,19 +65,14 @@ def simulation(seeds: int = 1000) -> dict[str, Any]:
 
 def fuzz(inputs: int = 100_000) -> dict[str, Any]:
     """Per kind how many were tried and how many of them refused. Anything but a refusal ends the run."""
-    from tests.unit.test_fuzz import KINDS
-
-    from oars.base.errors import EngineUnreachable, OarsError
+    import tests.conftest  # noqa: F401 (puts the toy engine on the path)
+    from tests.unit.test_fuzz import KINDS, accepts
 
     counts = {}
     with tempfile.TemporaryDirectory() as directory:
         for kind in KINDS:
-            tried, refused = inputs // len(KINDS), 0
-            for seed in range(tried):
-                try:
-                    kind(random.Random(seed), Path(directory) / "file")
-                except (OarsError, EngineUnreachable):
-                    refused += 1
+            tried = math.ceil(inputs / len(KINDS))
+            refused = sum(not accepts(kind, seed, Path(directory) / "file") for seed in range(tried))
             counts[kind.__name__.removeprefix("try_")] = {"tried": tried, "refused": refused}
     return {"inputs": sum(each["tried"] for each in counts.values()), "kinds": counts}
 
@@ -94,8 +97,9 @@ def kills() -> dict[str, Any]:
         return {"modes": {mode: json.loads(path.read_text()) for mode, path in files.items()}}
 
 
-def drains(wanted: int = 50) -> dict[str, Any]:
-    """Workers leave while a driver computes on them and holds results. Each engine in direct mode."""
+def drains(wanted: int = 50, *chosen: str) -> dict[str, Any]:
+    """Workers leave while a driver computes on them and holds results. Each engine in direct mode. The rows of engines
+    that were not chosen are kept."""
     from lab.cluster import Lab
     from lab.loan import borrowed
 
@@ -103,12 +107,12 @@ def drains(wanted: int = 50) -> dict[str, Any]:
     from lab import settings
 
     with borrowed(Lab(settings.load(), say)) as lab:
-        rows = []
-        for engine in ("dask", "ray", "mars"):
+        rows = {row["engine"]: row for row in known().get("drains", {}).get("rows", ())}
+        for engine in chosen or ENGINES:
             with kubes.fresh_namespace(kubes.of_lab(lab), has_node=True) as kube:
-                rows.append(_drain_pods(engine, kube, wanted))
-                say(str(rows[-1]))
-    return {"rows": rows}
+                rows[engine] = {**_drain_pods(engine, kube, wanted), "when": facts()["when"]}
+                say(str(rows[engine]))
+    return {"rows": [rows[engine] for engine in ENGINES if engine in rows]}
 
 
 def _drain_pods(engine: str, kube: Any, wanted: int) -> dict[str, Any]:
@@ -151,9 +155,8 @@ def main(words: list[str]) -> int:
     if not words or words[0] not in PARTS:
         sys.stderr.write(__doc__ or "")
         return 2
-    found = PARTS[words[0]](*map(int, words[1:]))
-    known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps({**known, words[0]: {**facts(), **found}}, indent=1) + "\n")
+    found = PARTS[words[0]](*(int(word) if word.isdigit() else word for word in words[1:]))
+    RESULT.write_text(json.dumps({**known(), words[0]: {**facts(), **found}}, indent=1) + "\n")
     return 0
 
 

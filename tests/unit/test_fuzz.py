@@ -1,7 +1,8 @@
 """Bad inputs: manifests, overlays, state files and wire messages, made by chance. Each is accepted, or refused with an
 error for people; none raises anything else. Nothing is half-made: every object of what is accepted can be rendered.
 
-OARS_FUZZ sets the number of inputs. `make test` has 2,000, `make test-all` 100,000.
+OARS_FUZZ sets the number of inputs. `make test` has 2,000, `make test-all` 100,000. What is damaged is valid before:
+otherwise it would be refused for that, and nothing behind the first check would be tried.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ SPEC: dict[str, Any] = {
     "image": "x:1",
     "env": {"A": "1"},
     "head": {"cpu": 1, "memory": "1Gi", "env": {}, "pod": {"spec": {"nodeSelector": {"a": "b"}}}},
-    "workers": [{"name": "default", "cpu": 1, "memory": "1Gi", "labels": {"a": "b"}, "pod": {"metadata": {}}}],
+    "workers": [{"name": "default", "cpu": 1, "memory": "1Gi", "pod": {"metadata": {}}}],
     "expose": {"type": "ClusterIP", "host": "h.example", "annotations": {"a": "b"}, "clients": {"a": "b"}},
     "lifetime": {"orphaned": "2m"},
     "drain": {"timeout": "60s"},
@@ -97,11 +98,23 @@ def damaged(value: Any, rng: random.Random) -> Any:
 
 def text_of(value: Any, rng: random.Random) -> str:
     """As JSON or YAML, sometimes cut or with a character changed."""
-    text = json.dumps(value) if rng.random() < 0.7 else yaml.safe_dump(value, allow_unicode=True)
+    return _cut(json.dumps(value) if rng.random() < 0.7 else yaml.safe_dump(value, allow_unicode=True), rng)
+
+
+def message_of(value: Any, rng: random.Random) -> str:
+    """As JSON, sometimes cut, with a character changed, or nested too deep."""
+    return _cut(json.dumps(value), rng) if rng.random() < 0.9 else "[" * 100_000
+
+
+def _cut(text: str, rng: random.Random) -> str:
     if rng.random() < 0.3:
         at = rng.randrange(len(text))
         text = text[:at] + rng.choice(("", "\x00", "}", "☃", "\t")) + (text[at + 1 :] if rng.random() < 0.5 else "")
     return text
+
+
+class Refused(Exception):
+    """The input was refused, in the way that its reader expects."""
 
 
 def try_manifest(rng: random.Random, path: Path) -> None:
@@ -153,9 +166,10 @@ def try_overlay(rng: random.Random, path: Path) -> None:
     render_all(desired)
 
 
-JOB = {
-    "command": ["python", "a.py"], "driver": {"cpu": 1, "env": {"A": "1"}}, "cluster": SPEC, "timeout": "1h",
-    "retries": 2, "secrets": ["s"],
+JOB: dict[str, Any] = {
+    "entrypoint": ["python", "a.py"], "driver": {"cpu": 1, "memory": "1Gi"}, "env": {"A": "1"}, "cluster": SPEC,
+    "deadline": "1h", "retries": 2, "backoff": {"first": "2s"}, "retryOn": {"exitCodes": [1, "128-255"]},
+    "cleanup": {"policy": "all", "after": {"failed": "5m"}}, "secrets": [{"name": "s", "key": "k", "as": "E"}],
 }  # fmt: skip
 
 
@@ -187,25 +201,25 @@ MESSAGES: tuple[tuple[type[Any], dict[str, Any]], ...] = (
 def try_host_message(rng: random.Random, path: Path) -> None:
     """What a machine of a cluster receives from another one."""
     kind, message = rng.choice(MESSAGES)
-    text = json.dumps(damaged(message, rng)) if rng.random() < 0.9 else "[" * 100_000
+    line = f"{message_of(damaged(message, rng), rng)}\n".encode()
 
     async def read() -> None:
         reader = asyncio.StreamReader()
-        reader.feed_data(text_of(text, rng).encode()[: rng.choice((50, None))] if rng.random() < 0.3 else text.encode())
+        reader.feed_data(line)
         reader.feed_eof()
         await receive(reader, kind)
 
     try:
         asyncio.run(read())
-    except (ValueError, ConnectionError):
-        return  # what both sides expect
+    except (ValueError, ConnectionError) as error:  # what both sides expect
+        raise Refused from error
 
 
 class DamagedWire:
-    """A head whose replies are damaged."""
+    """A head whose replies are damaged. `to_drain`: that of a helper to a drain, if it is another one."""
 
-    def __init__(self, reply: Any, rng: random.Random) -> None:
-        self.reply, self._rng = reply, rng
+    def __init__(self, reply: Any, rng: random.Random, to_drain: Any = None) -> None:
+        self.reply, self._rng, self._to_drain = reply, rng, to_drain
         head = {"client": "127.0.0.1:1", "dashboard": "127.0.0.1:2", "supervisor": "127.0.0.1:3", "web": "127.0.0.1:4"}
         self.addresses = {HEAD: head, MemberId("worker-0"): {"worker": "127.0.0.1:10"}}
         self.incarnations = {HEAD: "1", MemberId("worker-0"): "2"}
@@ -216,14 +230,15 @@ class DamagedWire:
     async def http(self, *_: object, **__: object) -> bytes:
         return text_of(damaged(self.reply, self._rng), self._rng).encode()
 
-    async def ask(self, *_: object, **__: object) -> Any:
-        return damaged(self.reply, self._rng)
+    async def ask(self, _: object, request: Any, **__: object) -> Any:
+        is_drain = self._to_drain is not None and request.get("op") == "drain"
+        return damaged(self._to_drain if is_drain else self.reply, self._rng)
 
 
 DEMAND = [{"needs": {"cpu": 1}, "count": 3, "running": 1, "seconds": 0.5}]
-NODE = {"node": "n", "address": "127.0.0.1:10", "idle": 1.0, "held": 3}
+NODE = {"address": "127.0.0.1:10", "idle": 1.0, "held": 3}
 RAYLETS = [
-    {**NODE, "labels": {MEMBER_LABEL: member, INCARNATION_LABEL: number}}
+    {**NODE, "node": member, "labels": {MEMBER_LABEL: member, INCARNATION_LABEL: number}}
     for member, number in (("head", "1"), ("worker-0", "2"))
 ]
 WORKER = {"name": "worker-0", "address": "tls://h:9", "status": "running", "idle": 1.5, "held": 3, "incarnation": "2"}
@@ -244,8 +259,8 @@ def try_look(rng: random.Random, path: Path) -> None:
     view = asyncio.run(engines.get(name).look(DamagedWire(LOOKS[name], rng)))
     try:
         checked(view)
-    except ValueError:
-        return  # what the loop expects
+    except ValueError as error:  # what the loop expects
+        raise Refused from error
     shape = desired(2).shape
     group = replace(shape.workers[0], min=0, max=9)
     wanted = replace(desired(2), shape=replace(shape, workers=(group,)), autoscale=Autoscale(enabled=True))
@@ -254,6 +269,8 @@ def try_look(rng: random.Random, path: Path) -> None:
     decision = decide(scaled.desired, replace(observed, state=scaled.state), view, NOW)
     observed = replace(observed, state=decision.state)
     json.dumps(codec.dump(status(scaled.desired, observed, view, explain(scaled.desired, observed, view), {})))
+    if not view.up:
+        raise Refused
 
 
 def try_drain(rng: random.Random, path: Path) -> None:
@@ -261,7 +278,8 @@ def try_drain(rng: random.Random, path: Path) -> None:
     name = rng.choice(("dask", "ray", "mars"))
     member, refused = MemberId("worker-0"), {"outcome": "refused", "reason": "data"}
     replies = {"dask": {"worker-0": refused}, "ray": LOOKS["ray"], "mars": {"127.0.0.1:10": refused}}
-    asyncio.run(engines.get(name).drain(DamagedWire(replies[name], rng), [member], 1.0, False))
+    wire = DamagedWire(replies[name], rng, {"worker-0": False} if name == "ray" else None)
+    asyncio.run(engines.get(name).drain(wire, [member], 1.0, False))
 
 
 def try_intent(rng: random.Random, path: Path) -> None:
@@ -276,8 +294,8 @@ def try_state(rng: random.Random, path: Path) -> None:
     state = {"retiring": {"a": {"since": 1.0, "drained": True}}, "head": "x", "head_epoch": 2, "failures": {}}
     try:
         codec.load(LoopState, json.loads(text_of(damaged(state, rng), rng)))
-    except ValueError:
-        return  # what readers of state expect
+    except ValueError as error:  # what readers of state expect
+        raise Refused from error
 
 
 def try_ledger(rng: random.Random, path: Path) -> None:
@@ -297,6 +315,18 @@ KINDS: tuple[Callable[[random.Random, Path], None], ...] = (
 )  # fmt: skip
 
 
+def accepts(kind: Callable[[random.Random, Path], None], seed: int, path: Path) -> bool:
+    """False: the input was refused, and people or its reader know why. Raises anything else."""
+    try:
+        kind(random.Random(seed), path)
+    except (OarsError, EngineUnreachable) as error:
+        assert error.message, seed
+        return False
+    except Refused:
+        return False
+    return True
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_bad_input_is_refused_with_an_error_for_people(
@@ -304,8 +334,17 @@ def test_bad_input_is_refused_with_an_error_for_people(
 ) -> None:
     for seed in range(INPUTS // len(KINDS)):
         try:
-            kind(random.Random(seed), tmp_path / "file")
-        except (OarsError, EngineUnreachable) as error:
-            assert error.message, seed
+            accepts(kind, seed, tmp_path / "file")
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_input_is_accepted_as_long_as_it_is_not_damaged(
+    kind: Callable[[random.Random, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "damaged", lambda value, _: copy.deepcopy(value))
+    for name in ("text_of", "message_of"):
+        monkeypatch.setitem(globals(), name, lambda value, _: json.dumps(value))
+    for seed in range(20):
+        assert accepts(kind, seed, tmp_path / "file"), seed
