@@ -1,8 +1,8 @@
 """python -m bench [start|executor|cli|decide|pacing|autoscale|reaction|spill|scale_down] …: run all parts, or these.
 Results go to bench/results/ as JSON, after each row.
 
-On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale. Against another revision of Oars: python -m
-bench.before_after REVISION.
+On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale, python -m bench.kube_jobs. Against another
+revision of Oars: python -m bench.before_after REVISION.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def main() -> int:
     chosen = sys.argv[1:] or list(parts)
     if unknown := [part for part in chosen if part not in parts]:
         raise SystemExit(
-            f"{unknown[0]} is unknown; the parts are {', '.join(parts)}, and bench.kube_start and .kube_scale."
+            f"{unknown[0]} is unknown; the parts are {', '.join(parts)}, and bench.kube_start, .kube_scale, .kube_jobs."
         )
     for part in chosen:
         report(part, parts[part]())

@@ -230,10 +230,11 @@ medians of five runs with different random numbers.
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
     sys.path.insert(0, str(DOCS.parent))
-    from bench import reliability_page
+    from bench import kube_jobs_page, reliability_page
     from docs import api_page
 
-    sections = [*scale_section(RESULTS / SCALE), *scale_down_section(), *engine_sections()]
+    sections = [*scale_section(RESULTS / SCALE), *kube_jobs_page.section(RESULTS / "kube_jobs.json")]
+    sections += [*scale_down_section(), *engine_sections()]
     sections += [*elastic_section(), *autoscale_section()]
     measured = "\n".join([bench_page(read_results(RESULTS)), *sections])
     return {

@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -19,7 +19,8 @@ MODULE = "github.com/ray-project/kuberay/ray-operator"
 FOLDER = Path(__file__).parent
 PROGRAM = Program("kuberay", 200, package=MODULE, folder=FOLDER)
 RAY_CLUSTER = Kind("ray.io", "v1", "rayclusters", "RayCluster")
-KINDS = {RAY_CLUSTER.kind: RAY_CLUSTER}  # those that our client does not know by itself
+RAY_JOB = Kind("ray.io", "v1", "rayjobs", "RayJob")
+KINDS = {each.kind: each for each in (RAY_CLUSTER, RAY_JOB)}  # those that our client does not know by itself
 
 
 def program(store: Path, say: Callable[[str], None]) -> Path:
@@ -51,13 +52,33 @@ def is_ready(obj: Object) -> bool:
     return bool((obj.get("status") or {}).get("state") == "ready")
 
 
+def played_job(name: str, namespace: str, workers: int, resources: Object) -> Object:
+    """A RayJob of simulated pods. It removes its cluster when it has ended."""
+    made = cluster(name, namespace, workers, resources)["spec"]
+    container = {"name": "submitter", "image": "oars.lab/played:1", "resources": resources}
+    submitter = {"spec": {**kwok.POD, "containers": [container], "restartPolicy": "Never"}}
+    return job(name, "python train.py", made, namespace=namespace, submitterPodTemplate=submitter)
+
+
+def job(name: str, entrypoint: str, ray_cluster: Object, *, namespace: str = "", **spec: Object) -> Object:
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    body = {"entrypoint": entrypoint, "shutdownAfterJobFinishes": True, "rayClusterSpec": ray_cluster, **spec}
+    return {"apiVersion": RAY_JOB.api_version, "kind": RAY_JOB.kind, "metadata": metadata, "spec": body}
+
+
+def is_complete(obj: Object) -> bool:
+    return bool((obj.get("status") or {}).get("jobDeploymentStatus") == "Complete")
+
+
 @contextlib.contextmanager
-def operator(path: Path, kubeconfig: Path, namespace: str) -> Iterator[subprocess.Popen[bytes]]:
-    """As it comes, but without an election that would only add waiting."""
-    words = [str(path), "--watch-namespace", namespace, "--enable-leader-election=false"]
+def operator(
+    path: Path, kubeconfig: Path, namespace: str, more: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """As it comes, but without an election that would only add waiting. namespace: empty for all. more: options."""
+    words = [str(path), "--watch-namespace", namespace, "--enable-leader-election=false", *more]
     words += ["--metrics-addr", "127.0.0.1:0", "--health-probe-bind-address", "127.0.0.1:0"]
     with tempfile.TemporaryFile() as log:
-        env = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        env = {**os.environ, **(environ or {}), "KUBECONFIG": str(kubeconfig)}
         process = subprocess.Popen(words, env=env, stdout=log, stderr=log)
         try:
             yield process

@@ -1,0 +1,76 @@
+"""The section of docs/benchmarks.md about jobs, from bench/results/kube_jobs.json."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+START = """## On Kubernetes: from submit to the first line
+
+A job with a cluster of its own, real pods: from the command until the driver prints its first line, for which it needs
+a result of the cluster. `oars submit` with the operator; `kubectl apply` of hand-written Deployments, a Service, a
+ConfigMap and a batch Job, whose program starts at once and waits for the head's port; `kubectl apply` of KubeRay's
+RayJob. All have the same image and the same requests (`python -m bench.kube_jobs start`). The last column is when
+`oars submit` has printed the line.
+"""
+MANY = """## On Kubernetes: many jobs at once
+
+{jobs} jobs, each with a head, a worker and a driver, on a real control plane with simulated pods (`python -m
+bench.kube_jobs many`): seconds until all have succeeded; processor time and writes until their clusters are removed,
+too. Writes are those of all clients, for all kinds of objects that a job has; events, and status that only Kubernetes
+writes, do not count.
+
+KubeRay's operator learns from the dashboard of each cluster how its job ends, and simulated pods have none. Here a
+played one answers, at the first request, that the job has succeeded. The hand-written clusters are not removed.
+"""
+ROWS = {
+    "by_hand": "by hand: two Deployments, a Service and a batch Job each",
+    "ours": "Oars' operator, from ComputeJobs",
+    "kuberay": "KubeRay's operator, from RayJobs",
+}
+
+
+def section(path: Path) -> Iterator[str]:
+    """The results, if there are any."""
+    record = json.loads(path.read_text()) if path.exists() else {}
+    if "start" in record:
+        yield START
+        yield from _start(record["start"])
+    if "many" in record:
+        yield MANY.format(jobs=record["many"]["result"]["ours"][0]["jobs"])
+        yield from _many(record["many"])
+
+
+def _measured(part: Mapping[str, Any], rounds: int) -> str:
+    return f"Measured {part['when']}, {rounds} alternating rounds, {part['cores']} cores; medians.\n"
+
+
+def _start(part: Mapping[str, Any]) -> Iterator[str]:
+    rows = part["result"]["rows"]
+    yield _measured(part, len(rows[0]["runs"]["ours"]))
+    yield "| cluster | ours | by hand | ratio | limit | RayJob | | ours, as printed by `oars submit` |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        peer = f"{row['kuberay']:.2f}" if "kuberay" in row else "–"
+        numbers = f"{row['ours']:.2f} | {row['by_hand']:.2f} | {row['ratio']:.3f} | {row['limit']:.2f} | {peer}"
+        verdict = "ok" if row["ok"] else "missed"
+        yield f"| {row['engine']}, 1 + {part['result']['workers']} | {numbers} | {verdict} | {row['shown']:.2f} |"
+    yield ""
+
+
+def _many(part: Mapping[str, Any]) -> Iterator[str]:
+    result = part["result"]
+    yield _measured(part, len(result["ours"]))
+    yield "| what | seconds | operator's CPU seconds | operator's MB | writes per job | CPU seconds of Kubernetes |"
+    yield "|---|---|---|---|---|---|"
+    for name, words in ROWS.items():
+        keys = ("seconds", "cpu", "megabytes", "writes_per_job", "cpu_kubernetes")
+        yield f"| {words} | {' | '.join(_median(result[name], key) for key in keys)} |"
+    yield ""
+
+
+def _median(runs: Sequence[Mapping[str, Any]], key: str) -> str:
+    return f"{statistics.median(run[key] for run in runs):.2f}" if key in runs[0] else "–"
