@@ -35,7 +35,7 @@ class Arguments:
     name: str
     namespace: str | None
     n_workers: int
-    host: str
+    host: str | None  # None: that of the interface
     port: int
     env: Mapping[str, Any]
     auth: Any
@@ -98,6 +98,7 @@ def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
     attempts = config.get(
         "scheduler-service-name-resolution-retries", given["scheduler_service_name_resolution_retries"]
     )
+    interface = _text_or_none("interface", config.get("interface", given["interface"]))
     arguments = Arguments(
         pod_template=template,
         scheduler_pod_template=read_template(given["scheduler_pod_template"], "scheduler_pod_template")
@@ -105,13 +106,13 @@ def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
         name=templates.cluster_name(str(pattern), user_name(), str(uuid.uuid4())[:10], os.environ),
         namespace=checks.namespace(config.get("namespace", given["namespace"])),
         n_workers=capped(checked_count(config.get("count.start", given["n_workers"]))),
-        host=checks.text("host", config.get("host", given["host"])),
+        host=_host(given["host"], interface),
         port=checks.port("port", config.get("port", given["port"])),
         env=checks.mapping("env", config.get("env", given["env"])),
         auth=ClusterAuth.methods(given["auth"]),
         idle_timeout=_idle_timeout(config.get("idle-timeout", given["idle_timeout"])),
         deploy_mode=_checked_mode(config.get("deploy-mode", given["deploy_mode"])),
-        interface=_text_or_none("interface", config.get("interface", given["interface"])),
+        interface=interface,
         protocol=_protocol(config.get("protocol", given["protocol"]), security),
         dashboard_address=_text_or_none(
             "dashboard_address", config.get("dashboard_address", given["dashboard_address"])
@@ -146,6 +147,15 @@ def _idle_timeout(value: Any) -> str | None:
 
 def _text_or_none(name: str, value: Any) -> str | None:
     return None if value is None else checks.text(name, value)
+
+
+def _host(given: Any, interface: str | None) -> str | None:
+    if interface is None:
+        return checks.text("host", config.get("host", given))
+    if given:
+        message = f"host={given!r} and interface={interface!r} both say where the scheduler listens."
+        raise UsageError(message, "Pass one of them.")
+    return None
 
 
 def _checked_security(security: Any) -> Security:

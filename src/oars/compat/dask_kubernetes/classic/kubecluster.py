@@ -16,7 +16,7 @@ from distributed.core import Status, rpc
 from distributed.deploy.adaptive import Adaptive
 from distributed.utils import Log, Logs, NoOpAwaitable, format_dashboard_link
 
-from oars.base.errors import EngineUnreachable
+from oars.base.errors import EngineUnreachable, StartFailed
 from oars.compat.dask_kubernetes.adaptive import DrainingAdaptive
 from oars.compat.dask_kubernetes.classic import arguments, bounds
 from oars.compat.dask_kubernetes.classic.deployment import Deployment, Plan
@@ -49,7 +49,7 @@ class KubeCluster(ManagedCluster):
     env: environment variables for all pods.
     auth: methods to find credentials, tried in order. Default: the pod's service account, then the kubeconfig.
     deploy_mode: "remote", or "local" to run the scheduler in this process.
-    host, port, interface, dashboard_address: of a local scheduler.
+    host or interface, port, dashboard_address: of a local scheduler.
     protocol, security: TLS. The pods must have their certificates from the template or the image.
     idle_timeout: the scheduler ends, and everything with it, after being idle for this time.
     scheduler_service_wait_timeout: seconds until a load balancer must answer; 0: without a limit.
@@ -144,15 +144,20 @@ class KubeCluster(ManagedCluster):
     async def _start_scheduler(self, plan: Plan) -> Plan:
         """Run the scheduler in this process."""
         found = self._arguments
-        self.scheduler = await Scheduler(
-            protocol=f"{found.protocol}://",
-            interface=found.interface,
-            host=found.host,
-            port=found.port,
-            dashboard_address=found.dashboard_address,
-            security=found.security,
-            idle_timeout=found.idle_timeout,
-        )
+        try:
+            self.scheduler = await Scheduler(
+                protocol=f"{found.protocol}://",
+                interface=found.interface,
+                host=found.host,
+                port=found.port,
+                dashboard_address=found.dashboard_address,
+                security=found.security,
+                idle_timeout=found.idle_timeout,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            where = f"interface {found.interface}" if found.interface else f"{found.host}:{found.port}"
+            message = f"The local scheduler cannot listen on {where}: {error.__cause__ or error}."
+            raise StartFailed(message, "Check host, port and interface.") from error
         self._opened.push_async_callback(self.scheduler.close)
         install(self.scheduler, HEAD_PLUGIN, live.HEAD_HELPER)
         self._run(self._await_scheduler())
