@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
+import re
 import shutil
 import sys
 import time
@@ -231,5 +231,11 @@ def service(role: str, arguments: tuple[str, ...]) -> None:
     words = [word for word in arguments if word != "--daemon"]
     with command.make_context(f"oars {role}", list(words)) as parsed:  # refuses wrong options now, not at boot
         name = parsed.params["name"] or parsed.params.get("engine") or role
-    line = shlex.join([_program(), role, *words]).replace("%", "%%")
+    line = " ".join(map(_systemd_word, [_program(), role, *words]))
     write(UNIT.format(role=role, name=name, command=line, user=os.environ.get("USER") or "root").rstrip())
+
+
+def _systemd_word(word: str) -> str:
+    """A word of ExecStart, which expands % and $ also between quotes, and has escapes of its own."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%").replace("$", "$$")
+    return escaped if re.fullmatch(r"[\w@%+=:,./-]+", word) else f'"{escaped}"'
