@@ -2,7 +2,8 @@
 that is tied to this process, and a batch/v1 Job as the driver.
 
 Everything of an attempt belongs to the root of its cluster. If this process dies, the helper next to the head deletes
-the root after `lifetime.orphaned`, and Kubernetes the rest. The record of the job is in the memory of this process."""
+the root after `lifetime.orphaned`, and Kubernetes the rest. The status of the job is in the memory of this process;
+other clients read a copy of it, the record."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from oars.client import pod_logs
 from oars.client.backend import CreateOptions, LogOptions, ignore
 from oars.client.handles import is_ready
 from oars.client.job_files import send_files
+from oars.client.job_record import DirectRecord, RecordWriter
 from oars.client.jobs import JobInfo, PolledJob
 from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.control.jobs import reconcile_job
@@ -126,6 +128,22 @@ async def _driver_pods(client: Client, job: str, n: int, driver: Object) -> list
     return [pod for pod in found if ownership.has_owner(pod, driver["metadata"]["uid"])]
 
 
+def cannot_be_suspended() -> UsageError:
+    return UsageError("A job without an operator cannot be suspended.", _HINT)
+
+
+async def remove_attempt(client: Client, job: str, status: JobStatus, mark: str, namespace: str) -> None:
+    """Delete the driver and the cluster that a command which is gone left behind."""
+    for kind, name in ((JOB, driver_name(job, status.attempt)), (CONFIG_MAP, names.root(status.cluster))):
+        found = await _find(client, kind, name, namespace)
+        if found is not None and _has_mark(found, mark):
+            await client.delete(kind, name, namespace, uid=found["metadata"]["uid"])
+
+
+def _has_mark(found: Object, mark: str) -> bool:
+    return (found["metadata"].get("annotations") or {}).get(names.INSTANCE) == mark
+
+
 class Output:
     """The lines of one attempt, at most so many bytes of their end. A reader that is too slow learns how many lines it
     has missed: a driver waits for no reader."""
@@ -189,6 +207,7 @@ class DirectJob(PolledJob):
         self._handles: dict[str, KubeHandle] = {}  # by name of the cluster
         self._made: set[str] = set()  # the clusters that this job created
         self._mark = secrets.token_hex(8)  # annotation of the clusters and drivers of this job
+        self._record = RecordWriter(name, backend.namespace, self._mark)
         self._closed: set[int] = set()  # attempts whose driver was not started and cannot start any more
         self._failure = ""  # why the cluster of the present attempt cannot be created
         self._outputs: dict[int, Output] = {}
@@ -243,7 +262,7 @@ class DirectJob(PolledJob):
             self._runner.wake(self.name)
 
     async def suspend(self, *, suspended: bool) -> None:
-        raise UsageError("A job without an operator cannot be suspended.", _HINT)
+        raise cannot_be_suspended()
 
     async def delete(self, timeout: float) -> None:  # noqa: ASYNC109 (see JobHandle)
         await self.cancel()
@@ -271,12 +290,24 @@ class DirectJob(PolledJob):
         request = JobRequest(cancel=self._is_cancelled)
         with denied_with_rule():
             self._status, pause = await reconcile_job(key, self._policy, request, self._status, self, time.time)
+        await self._write_record()
         if self._status.state.is_final and pause is None:
             return None
         return Pause(min(pause if pause is not None else PASS_SECONDS, PASS_SECONDS))
 
     async def report_failure(self, key: str, error: Exception) -> None:
         self._status = with_failed_pass(self._status, error, "the output of this command")
+        await self._write_record()
+
+    async def _write_record(self) -> None:
+        """A job that other clients cannot see runs nevertheless."""
+        record = DirectRecord(self._status, self._created, self._spec.deadline)
+        try:
+            if await self._record.write(self._backend.client, record) and not self._is_cancelled:
+                self._is_cancelled = True
+                self._runner.wake(self.name)
+        except OarsError as error:
+            log.warning(pairs("record not written", job=self.name, error=error.message))
 
     # see control.jobs.JobPlace
 
@@ -399,7 +430,7 @@ class DirectJob(PolledJob):
         return see_driver(owned, job, attempt, time.time())
 
     def _is_ours(self, found: Object) -> bool:
-        return (found["metadata"].get("annotations") or {}).get(names.INSTANCE) == self._mark
+        return _has_mark(found, self._mark)
 
     async def _start_driver(self, attempt: Attempt, status: JobStatus) -> None:
         handle, owner = self._handle(attempt.cluster), await self._owner(attempt.cluster)
@@ -482,6 +513,11 @@ class DirectJob(PolledJob):
                 output.add(line)
         except (OarsError, TimeoutError) as error:
             log.warning(pairs("the end of the output is lost", job=self.name, attempt=attempt.n, error=error))
+        text = "".join(f"{line}\n" for line in output.after(0)).encode()
+        try:
+            await self._record.write_log(self._backend.client, attempt.n, text, self._spec.logs.keep)
+        except OarsError as error:
+            log.warning(pairs("the output is not kept", job=self.name, attempt=attempt.n, error=error.message))
         output.is_complete = True
 
     async def _stop_reader(self) -> None:

@@ -293,6 +293,7 @@ async def wait_final(
     try:
         async with asyncio.timeout(timeout):
             async for info in handle.watch():
+                info.check_can_end()
                 if not is_cancelled:
                     info.check_has_driver()
                 if text := news(last or info.status, info.status):

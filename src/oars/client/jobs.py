@@ -54,6 +54,12 @@ class JobInfo:
         head |= {"cron": self.schedule, "run_of": self.run_of}
         return {**head, "host": self.host, "directory": self.directory, **status}
 
+    def check_can_end(self) -> None:
+        """Raises OarsError if nobody brings the job to its end."""
+        if self.status.is_abandoned:
+            hint = f"Remove it with `oars jobs rm {self.name} -n {self.namespace}`."
+            raise OarsError(f"Job {self.name!r} does not end: {self.status.message}", hint)
+
     def check_has_driver(self) -> None:
         """Raises UsageError for a schedule, which has no output and no end of its own."""
         if not self.schedule or self.status.state.is_final:
@@ -159,7 +165,7 @@ class PolledJob(ABC):
                 status = (await self.info()).status
             except NotFound:
                 return False
-            if status.attempt >= number or status.state.is_final:
+            if status.attempt >= number or status.state.is_final or status.is_abandoned:
                 return status.attempt >= number
             await asyncio.sleep(self.poll_seconds)  # poll: a status changes a few times in the life of a job
 
@@ -169,7 +175,7 @@ class PolledJob(ABC):
             status = (await self.info()).status
         except NotFound:
             return True
-        if status.state.is_final or status.attempt > number:
+        if status.state.is_final or status.is_abandoned or status.attempt > number:
             return True
         return any(each.n == number and each.ended is not None for each in status.attempts)
 

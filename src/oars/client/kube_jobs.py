@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import gzip
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from oars.base.errors import NotFound, OarsError, UsageError
+from oars.base.errors import Denied, NotFound, OarsError, UsageError
 from oars.base.settings import Settings
 from oars.client import operator_client, pod_logs
 from oars.client.backend import Location, LogOptions, Progress, ignore
-from oars.client.direct_jobs import DirectJob, check_direct, free_driver_name
+from oars.client.direct_jobs import DirectJob, cannot_be_suspended, check_direct, free_driver_name, remove_attempt
 from oars.client.job_files import send_files
+from oars.client.job_record import SELECTOR, free_record, is_over, is_record, mark_of, record_info
 from oars.client.jobs import JobHandle, JobInfo, PolledJob
 from oars.client.kubernetes import KubeBackend
 from oars.kube.errors import ApiError, is_conflict, is_not_found
-from oars.kube.kinds import CONFIG_MAP, POD, Object
+from oars.kube.kinds import CONFIG_MAP, POD, Kind, Object
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_JOB
 from oars.places.kube.render.driver import CONTAINER
 from oars.places.kube.state.job_codec import load_status
+from oars.places.kube.state.job_log import kept_lines
 from oars.places.kube.why.api_errors import denied_with_rule
 from oars.spec.load_job import NO_METADATA, JobMetadata, check_on_kubernetes, dump_job
 from oars.spec.resources import duration
@@ -71,6 +71,7 @@ class KubeJobs:
         if not has_operator:
             check_direct(spec, metadata.labels, namespace)
             with denied_with_rule():
+                await free_record(client, name, namespace)
                 await free_driver_name(client, name, 1, namespace)
             return DirectJob(name, spec, archive, self.backend)
         manifest = dump_job(name, spec, metadata)
@@ -112,15 +113,18 @@ class KubeJobs:
     async def list(self, *, all_namespaces: bool = False) -> Sequence[JobInfo]:
         await self.backend.login()
         namespace = None if all_namespaces else self.backend.namespace
-        found = await operator_client.if_allowed(self.backend.client.list(COMPUTE_JOB, namespace))
-        return [_info(each) for each in found.items] if found is not None else []
+        client, now = self.backend.client, time.time()
+        jobs = await operator_client.if_allowed(client.list(COMPUTE_JOB, namespace))
+        records = await operator_client.if_allowed(client.list(CONFIG_MAP, namespace, labels=SELECTOR))
+        found = [_info(each) for each in jobs.items] if jobs is not None else []
+        return [*found, *(record_info(each, now) for each in (records.items if records is not None else ()))]
 
     async def close(self) -> None:
         await self.backend.close()
 
 
 class KubeJobHandle(PolledJob):
-    """One ComputeJob. See jobs.JobHandle."""
+    """One job: a ComputeJob, or the record of a job that a command runs without an operator. See jobs.JobHandle."""
 
     poll_seconds = POLL_SECONDS
 
@@ -128,12 +132,30 @@ class KubeJobHandle(PolledJob):
         self._jobs = jobs
         self.name = name
         self.namespace = namespace
+        self._stored: tuple[Kind, str] = COMPUTE_JOB, name
+
+    @property
+    def _is_direct(self) -> bool:
+        return self._stored[0] is CONFIG_MAP
 
     async def _read(self) -> Object:
         await self._jobs.backend.login()
         try:
+            return await self._get()
+        except (NotFound, Denied):
+            record = names.job_record(self.name)
+            request = self._jobs.backend.client.get(CONFIG_MAP, record, self.namespace)
+            found = None if self._is_direct else await operator_client.if_allowed(request)
+            if found is None or not is_record(found):
+                raise
+        self._stored = CONFIG_MAP, record
+        return found
+
+    async def _get(self) -> Object:
+        kind, name = self._stored
+        try:
             with denied_with_rule():
-                return await self._jobs.backend.client.get(COMPUTE_JOB, self.name, self.namespace)
+                return await self._jobs.backend.client.get(kind, name, self.namespace)
         except ApiError as error:
             if not is_not_found(error):
                 raise
@@ -141,7 +163,8 @@ class KubeJobHandle(PolledJob):
             raise NotFound(message, f"Run `oars jobs ls -n {self.namespace}` to list jobs.") from None
 
     async def info(self) -> JobInfo:
-        return _info(await self._read())
+        found = await self._read()
+        return record_info(found, time.time()) if self._is_direct else _info(found)
 
     async def _attempt_lines(self, number: int, *, follow: bool) -> AsyncIterator[str]:
         if follow and await self._wait_for_pod(number):
@@ -204,16 +227,16 @@ class KubeJobHandle(PolledJob):
     async def _kept_lines(self, number: int) -> list[str] | None:
         name = names.job_log(self.name, number)
         found = await operator_client.if_allowed(self._jobs.backend.client.get(CONFIG_MAP, name, self.namespace))
-        if found is None:
-            return None
-        text = gzip.decompress(base64.b64decode(found["binaryData"]["log.gz"])).decode(errors="replace")
-        return text.removesuffix("\n").split("\n") if text else []
+        return None if found is None else kept_lines(found)
 
     async def cancel(self) -> None:
+        (await self.info()).check_can_end()
         await self._patch({"metadata": {"annotations": {names.CANCEL: "requested"}}})
 
     async def suspend(self, *, suspended: bool) -> None:
         resource = await self._read()
+        if self._is_direct:
+            raise cannot_be_suspended()
         change: Object = {"suspend": suspended}
         if not suspended and resource["spec"].get("schedule"):
             change["schedule"] = {"suspend": False}
@@ -221,12 +244,16 @@ class KubeJobHandle(PolledJob):
 
     async def _patch(self, body: Object) -> None:
         await self._read()
+        kind, name = self._stored
         with denied_with_rule():
-            await self._jobs.backend.client.patch(COMPUTE_JOB, self.name, self.namespace, body)
+            await self._jobs.backend.client.patch(kind, name, self.namespace, body)
 
     async def delete(self, timeout: float) -> None:  # noqa: ASYNC109 (see JobHandle)
-        await self._read()
+        record = await self._read()
         client, deadline = self._jobs.backend.client, time.monotonic() + timeout
+        if self._is_direct:
+            await self._delete_direct(record, timeout)
+            return
         with denied_with_rule():
             await client.delete(COMPUTE_JOB, self.name, self.namespace, propagation="Foreground")
         while True:
@@ -237,6 +264,26 @@ class KubeJobHandle(PolledJob):
             if time.monotonic() > deadline:
                 raise OarsError(f"Job {self.name!r} was not removed within {timeout:.0f} s.", "It continues to stop.")
             await asyncio.sleep(POLL_SECONDS)  # poll: a deletion takes seconds
+
+    async def _delete_direct(self, record: Object, timeout: float) -> None:  # noqa: ASYNC109 (see delete)
+        """Have the command end the job. If that is gone, remove what it left."""
+        client, info = self._jobs.backend.client, await self.info()
+        try:
+            if not is_over(info.status):
+                await self.cancel()
+                async with asyncio.timeout(timeout):
+                    while not is_over((info := await self.info()).status):  # noqa: ASYNC110 (it is a request)
+                        await asyncio.sleep(POLL_SECONDS)  # poll: the command stops the driver
+        except NotFound:
+            return
+        except TimeoutError:
+            message = f"Job {self.name!r} was not removed within {timeout:.0f} s."
+            raise OarsError(message, "The command that runs it continues to stop it.") from None
+        with denied_with_rule():
+            if info.status.is_abandoned:
+                await remove_attempt(client, self.name, info.status, mark_of(record), self.namespace)
+            uid = record["metadata"]["uid"]
+            await client.delete(CONFIG_MAP, record["metadata"]["name"], self.namespace, uid=uid)
 
 
 def lines_after(kept: list[str], count: int, last: list[str]) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import gzip
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from oars.kube.errors import ApiError, is_conflict, is_not_found, is_transient
 from oars.kube.kinds import CONFIG_MAP, Object
 from oars.places.kube.render.driver import CONTAINER, GRACE
 from oars.places.kube.state import ownership
+from oars.places.kube.state.job_log import log_object
 
-LOG_BYTES = 900 * 1024  # of a compressed log, in one ConfigMap
 READ_SECONDS = 10.0  # to read a log
 GIVE_UP_SECONDS = 30.0  # a log that cannot be stored for longer does not delay the verdict
 FOLLOWERS = 16  # each may hold twice `logs.keep` in memory
@@ -75,15 +73,15 @@ class DriverLogs:
 
     async def _follow(self, wanted: DriverLog, pod: Object) -> None:
         grace = (pod.get("spec") or {}).get("terminationGracePeriodSeconds", GRACE)
-        text = bytearray()
+        output = _Output(wanted.keep)
         try:
             async with self._slots:
                 try:
                     async with asyncio.timeout(grace + READ_SECONDS):
-                        await self._read(pod, wanted.keep, text, follow=True)
+                        await self._read(pod, output, follow=True)
                 except TimeoutError:
                     log.info(pairs("driver still runs after its grace period", pod=pod["metadata"]["name"]))
-            await self._store(wanted, bytes(text))
+            await self._store(wanted, output)
         except OarsError as error:
             log.warning(pairs("the end of a log is not kept", pod=pod["metadata"]["name"], error=error))
         finally:
@@ -95,38 +93,35 @@ class DriverLogs:
         if wanted.key in self._kept or wanted.key in self._followers:
             return
         try:
-            await self._store(wanted, await self._text(wanted, pod))
+            await self._store(wanted, await self._output(wanted, pod))
         except OarsError:
             self._failing.setdefault(wanted.key, self._clock())
             raise
 
-    async def _text(self, wanted: DriverLog, pod: Object | None) -> bytes:
+    async def _output(self, wanted: DriverLog, pod: Object | None) -> _Output:
+        output = _Output(wanted.keep)
         if pod is None:
-            return b"(the output of this attempt is lost: its pod was deleted)\n"
-        text = bytearray()
+            output.add("(the output of this attempt is lost: its pod was deleted)")
+            return output
         try:
             async with asyncio.timeout(READ_SECONDS):
-                await self._read(pod, wanted.keep, text)
+                await self._read(pod, output)
         except (ApiError, TimeoutError) as error:
             if isinstance(error, ApiError) and is_transient(error) and error.status != 500:
                 raise
             node = (pod.get("spec") or {}).get("nodeName", "unknown")
-            return f"(the output of this attempt is lost: node {node} does not return it)\n".encode()
-        return bytes(text)
+            output = _Output(wanted.keep)
+            output.add(f"(the output of this attempt is lost: node {node} does not return it)")
+        return output
 
-    async def _read(self, pod: Object, keep: int, text: bytearray, *, follow: bool = False) -> None:
-        """Append the log's lines to the text, of which the last `keep` bytes remain."""
+    async def _read(self, pod: Object, output: _Output, *, follow: bool = False) -> None:
         metadata = pod["metadata"]
         lines = self._client.logs(metadata["name"], metadata["namespace"], container=CONTAINER, follow=follow)
         async for line in lines:
-            text += line.encode() + b"\n"
-            if len(text) > 2 * keep:
-                del text[:-keep]
-        del text[:-keep]
+            output.add(line)
 
-    async def _store(self, wanted: DriverLog, text: bytes) -> None:
-        packed = base64.b64encode(compressed_end(text, wanted.keep)).decode()
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": wanted.metadata, "binaryData": {"log.gz": packed}}
+    async def _store(self, wanted: DriverLog, output: _Output) -> None:
+        body = log_object(wanted.metadata, bytes(output.text), wanted.keep, is_cut=output.is_cut)
         try:
             await self._client.create(body)
         except ApiError as error:
@@ -150,8 +145,16 @@ class DriverLogs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def compressed_end(text: bytes, keep: int) -> bytes:
-    """The end of a text, compressed, at most LOG_BYTES."""
-    while len(packed := gzip.compress(text[-keep:], mtime=0)) > LOG_BYTES:
-        keep = keep * 3 // 4
-    return packed
+class _Output:
+    """The end of an output: at least its last `keep` bytes."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        self.text = bytearray()
+        self.is_cut = False
+
+    def add(self, line: str) -> None:
+        self.text += line.encode() + b"\n"
+        if len(self.text) > 2 * self._keep:
+            del self.text[: -self._keep]
+            self.is_cut = True

@@ -220,6 +220,8 @@ def explain_job(status: JobStatus, lines: Sequence[str], *, job: str, cluster: s
 
 def _hint(status: JobStatus, job: str, cluster: str) -> str:
     match status.state:
+        case _ if status.is_abandoned:
+            return f"Run `oars jobs rm {job}`."
         case JobState.SUSPENDED:
             return f"Run `oars jobs resume {job}`."
         case JobState.STARTING if status.cluster:

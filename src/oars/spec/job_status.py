@@ -22,6 +22,9 @@ class JobState(StrEnum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
 
+COMMAND_LOST = "CommandLost"  # reason: the command that runs a job without an operator does not answer
+
+
 class Outcome(StrEnum):
     """How an attempt ended."""
 
@@ -87,6 +90,11 @@ class JobStatus:
     @property
     def last(self) -> Attempt | None:
         return self.attempts[-1] if self.attempts else None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if nobody brings the job to its end."""
+        return self.reason == COMMAND_LOST
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

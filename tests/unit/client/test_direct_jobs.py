@@ -41,6 +41,7 @@ class World:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Object] = {}
         self.opened = 0
+        self.reads_of_log = 0
         self.requested = asyncio.Event()
         self.response = asyncio.Event()  # to the creation of a cluster
         self.response.set()
@@ -52,8 +53,8 @@ class World:
             raise ApiError(404, {})
         return self.objects[kind.plural, name]
 
-    async def list(self, kind: Kind, namespace: str, labels: str) -> Listing:
-        wanted = dict(each.split("=") for each in labels.split(","))
+    async def list(self, kind: Kind, namespace: str | None, labels: str = "") -> Listing:
+        wanted = dict(each.split("=") for each in labels.split(",") if each)
         found = [obj for (plural, _), obj in self.objects.items() if plural == kind.plural]
         return Listing([each for each in found if wanted.items() <= each["metadata"]["labels"].items()], "1")
 
@@ -67,8 +68,11 @@ class World:
         return self.objects[key]
 
     async def patch(self, kind: Kind, name: str, namespace: str, body: Object) -> Object:
+        found = await self.get(kind, name, namespace)
+        if body["metadata"].get("uid", found["metadata"]["uid"]) != found["metadata"]["uid"]:
+            raise ApiError(409, {"reason": "Conflict"})
         self.objects[kind.plural, name] = merged(self.objects[kind.plural, name], body)
-        if body["spec"].get("suspend"):
+        if (body.get("spec") or {}).get("suspend"):
             self.end(f"{name}-pod", 143)
         return self.objects[kind.plural, name]
 
@@ -80,6 +84,7 @@ class World:
         return True
 
     async def logs(self, **options: Any) -> AsyncIterator[str]:
+        self.reads_of_log += 1
         ended = self.objects["pods", options["name"]]["status"]["phase"] not in ("Running", "Pending")
         for second, line in enumerate(["one", "two"] if ended else ["one"]):
             yield f"2026-01-01T00:00:0{second}Z {line}" if options.get("timestamps") else line
@@ -146,6 +151,10 @@ class World:
     def kinds(self, plural: str) -> Sequence[str]:
         return sorted(name for kind, name in self.objects if kind == plural)
 
+    def roots(self) -> Sequence[str]:
+        """The clusters."""
+        return [name for name in self.kinds("configmaps") if name.endswith(names.root(""))]
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
@@ -196,7 +205,7 @@ def test_job_runs_to_its_end_and_its_output_is_complete(world: World) -> None:
     status, lines = run(work())
     assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
     assert lines == ["one", "two"]
-    assert world.kinds("configmaps") == [], "its cluster is gone when the command ends"
+    assert world.roots() == [], "its cluster is gone when the command ends"
     assert world.objects["jobs", "train-1"]["metadata"]["ownerReferences"][0]["uid"] == "uid-train-1-oars"
 
 
@@ -244,7 +253,7 @@ def test_cancel_stops_the_driver_and_removes_the_cluster(world: World) -> None:
         return await to_the_end(found)
 
     assert run(cancel()).state is JobState.CANCELLED
-    assert world.kinds("configmaps") == []
+    assert world.roots() == []
 
 
 def test_cluster_whose_creation_was_interrupted_is_removed(world: World) -> None:
@@ -257,7 +266,7 @@ def test_cluster_whose_creation_was_interrupted_is_removed(world: World) -> None
 
     run(interrupted())
     run(found.delete(SECONDS))
-    assert world.kinds("configmaps") == []
+    assert world.roots() == []
 
 
 def test_cluster_of_somebody_else_is_left_alone(world: World) -> None:
@@ -272,7 +281,7 @@ def test_cluster_of_somebody_else_is_left_alone(world: World) -> None:
         await found.delete(SECONDS)
 
     run(work())
-    assert world.kinds("configmaps") == [names.root("train-1")]
+    assert world.roots() == [names.root("train-1")]
 
 
 def test_time_limit_of_a_caller_does_not_end_the_clean_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +305,13 @@ def test_time_limit_of_a_caller_does_not_end_the_clean_up(world: World, monkeypa
         world.end("train-1-pod", 0)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(to_the_end(found), 2)
-        assert world.kinds("configmaps") == [names.root("train-1")]
+        assert world.roots() == [names.root("train-1")]
         may_stop.set()
         assert (await to_the_end(found)).state is JobState.SUCCEEDED
         await found.close()
 
     run(work())
-    assert world.kinds("configmaps") == []
+    assert world.roots() == []
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), TimeoutError(), OSError("broken"), ApiError(500, {})], ids=repr)
@@ -340,7 +349,7 @@ def test_job_continues_after_a_pass_that_failed(
         return await to_the_end(found)
 
     assert run(cancelled()).state is JobState.CANCELLED
-    assert world.kinds("configmaps") == []
+    assert world.roots() == []
 
 
 def test_job_whose_login_fails_runs_when_it_works_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +377,7 @@ def test_loop_of_a_job_that_was_cancelled_starts_again(world: World) -> None:
         await found.close()
 
     run(work())
-    assert world.kinds("configmaps") == []
+    assert world.roots() == []
 
 
 @pytest.mark.parametrize("policy", ["running", "all"])
@@ -385,7 +394,7 @@ def test_driver_of_somebody_else_is_left_alone(world: World, policy: str) -> Non
 
     assert run(work()).state is JobState.CANCELLED
     assert world.kinds("jobs") == ["train-1"]
-    assert world.kinds("configmaps") == []
+    assert world.roots() == []
 
 
 def foreign_driver() -> Object:
@@ -423,9 +432,14 @@ def test_job_of_the_same_name_is_refused_while_the_first_runs(world: World) -> N
     put_demo(world)
     first = submitted(world)
     run(until_running(first))
+    with pytest.raises(OarsError, match="Job 'train' exists already in namespace 'team'") as caught:
+        submitted(world)
+    assert "`oars jobs rm train -n team`" in caught.value.hint
+    record = world.objects.pop(("configmaps", names.job_record("train")))
     with pytest.raises(OarsError, match="'train-1' exists already in namespace 'team'") as caught:
         submitted(world)
     assert "Choose another name" in caught.value.hint
+    world.objects["configmaps", names.job_record("train")] = record
     assert run(run_driver(world, first)).state is JobState.SUCCEEDED
 
 

@@ -13,7 +13,6 @@ import pytest
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
-from oars.operator.driver_logs import LOG_BYTES, compressed_end
 from oars.operator.index import Watches
 from oars.operator.job_place import with_priority
 from oars.operator.jobs import JobReconciler, _restricted
@@ -21,6 +20,7 @@ from oars.operator.resources import Key
 from oars.places.kube import names
 from oars.places.kube.state import job_codec
 from oars.places.kube.state.drivers import see_pod
+from oars.places.kube.state.job_log import LOG_BYTES, packed_end
 from oars.plan.jobs import DriverState, JobPolicy
 from oars.spec.job import JobSpec
 from oars.spec.job_status import Attempt, JobState, JobStatus, ScheduleStatus
@@ -68,9 +68,16 @@ def test_message_says_what_the_driver_waits_for() -> None:
 
 def test_kept_log_fits_into_a_config_map_and_is_the_end() -> None:
     text = random.Random(1).randbytes(3 * 2**20)
-    packed = compressed_end(text, 8 * 2**20)
+    packed = packed_end(text, 8 * 2**20)
     assert len(packed) <= LOG_BYTES
-    assert text.endswith(gzip.decompress(packed))
+    note, _, end = gzip.decompress(packed).partition(b"\n")
+    assert b"the beginning is not kept: logs.keep is 8 MiB" in note
+    assert text.endswith(end)
+
+
+def test_kept_log_that_is_complete_has_no_note() -> None:
+    assert gzip.decompress(packed_end(b"one\ntwo\n", 8)) == b"one\ntwo\n"
+    assert gzip.decompress(packed_end(b"one\ntwo\n", 7)).endswith(b"compressed)\ntwo\n"), "whole lines"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,10 @@ JOB_UID = "oars.dev/job-uid"  # annotation of a driver's pod: uid of its Compute
 SCHEDULE = "oars.dev/schedule"  # label of a run of a schedule: name of the ComputeJob that has it
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"  # label of a ComputeJob: a LocalQueue of Kueue
 VOLCANO_QUEUE = "volcano.sh/queue-name"  # label of a ComputeJob: a queue of Volcano
-CANCEL = "oars.dev/cancel"  # annotation of a ComputeJob: any value cancels it
+GANG = "scheduling.k8s.io/group-name"  # annotation of a pod that Volcano schedules with others: its PodGroup
+WEB_AUTH = "oars.dev/web-auth"  # annotation of a MarsJob: "none" switches the token of its web service off
+CANCEL = "oars.dev/cancel"  # annotation of a ComputeJob, or of a record: any value cancels the job
+JOB_RECORD = "oars.dev/job-record"  # label of the ConfigMap with the status of a job without an operator
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"  # label of a namespace, which only the API server can set
 
@@ -93,6 +96,11 @@ def root(cluster: str) -> str:
 def job_log(job: str, attempt: int) -> str:
     """Name of the ConfigMap with the kept output of an attempt."""
     return f"{job}-{attempt}-log"
+
+
+def job_record(job: str) -> str:
+    """Name of the ConfigMap with the status of a job without an operator."""
+    return f"{job}-oars-job"
 
 
 def job_files(digest: str, part: int) -> str:
