@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.compat import blocks
@@ -43,19 +43,20 @@ def fenced_blocks(text: str) -> list[tuple[str, str]]:
 def reduced(name: str, text: str) -> str:
     """The code blocks of a page, the arguments in its tables and the commands in its sentences."""
     lines = [f"| {each} |" for each in _ARGUMENT.findall(text)] + [f"- {each}" for each in _COMMAND.findall(text)]
-    found = [each for each in fenced_blocks(text) if each[0] == "python"] or blocks.code_blocks(text)
+    found = fenced_blocks(text) or blocks.code_blocks(text)
     code = [f".. code-block:: {language}\n\n{textwrap.indent(body, '    ').rstrip()}" for language, body in found]
     source = f".. The code blocks of a page of {SOURCES[name]}. Made by tests/compat/store.py."
     return "\n\n".join([source, *(["\n".join(lines)] if lines else []), *code]) + "\n"
 
 
-def store(paths: Sequence[Path]) -> None:
-    texts = {name: path.read_text() for name, path in zip(SOURCES, paths, strict=True)}
-    for name, text in texts.items():
-        (blocks.PAGES / name).write_text(reduced(name, text))
+def stored(texts: Mapping[str, str]) -> dict[str, str]:
+    """The files below tests/compat/pages, from the texts of the pages."""
     openings = {name: [" ".join(digests(each)) for each in sentences(text)] for name, text in texts.items()}
-    (blocks.PAGES / blocks.OPENINGS).write_text(json.dumps(openings, indent=1) + "\n")
+    pages = {name: reduced(name, text) for name, text in texts.items()}
+    return {**pages, blocks.OPENINGS: json.dumps(openings, indent=1) + "\n"}
 
 
 if __name__ == "__main__":
-    store([Path(each) for each in sys.argv[1:]])
+    originals = {name: Path(path).read_text() for name, path in zip(SOURCES, sys.argv[1:], strict=True)}
+    for name, content in stored(originals).items():
+        (blocks.PAGES / name).write_text(content)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-DOCUMENT = Path(__file__).with_name("document.yaml")
+from tests.compat.blocks import MARS_BY_HAND, page
 
 
 def document(image: str = "", **pod: Any) -> dict[str, Any]:
     """The example. `image`: of all containers; `pod`: further fields of the pods' spec."""
-    found: dict[str, Any] = yaml.safe_load(DOCUMENT.read_text())
+    found: dict[str, Any] = yaml.safe_load(next(code for language, code in page(MARS_BY_HAND) if language == "yaml"))
     for role in found["spec"]["marsReplicaSpecs"].values():
         spec = role["template"]["spec"]
         spec |= pod

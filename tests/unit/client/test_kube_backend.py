@@ -20,7 +20,7 @@ from oars.client.handles import scale
 from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
-from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, NAMESPACE, POD, Kind, Object
+from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, NAMESPACE, POD, SERVICE, Kind, Object
 from oars.kube.target import Target
 from oars.operator.owners import orphan_limit
 from oars.places.intent import Intent
@@ -63,8 +63,12 @@ class Server(Client):
             raise ApiError(404, {"reason": "NotFound"})
         return copy.deepcopy(self.objects[kind.kind, name])
 
-    async def list(self, kind: Kind, namespace: str | None = None, **_: Any) -> Listing:
-        return Listing([copy.deepcopy(obj) for (known, _), obj in self.objects.items() if known == kind.kind], "1")
+    async def list(self, kind: Kind, namespace: str | None = None, *, labels: str = "", **_: Any) -> Listing:
+        wanted = {tuple(each.split("=", 1)) for each in labels.split(",") if "=" in each}
+        found = [obj for (known, _), obj in self.objects.items() if known == kind.kind]
+        return Listing(
+            [copy.deepcopy(obj) for obj in found if wanted <= {*obj["metadata"].get("labels", {}).items()}], "1"
+        )
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, body: Object, **_: Any) -> Object:
         if self.before_writing is not None:
@@ -174,6 +178,27 @@ def test_invalid_stored_spec_is_reported_as_such(put: Callable[[Server, dict[str
     with pytest.raises(SpecError, match=r"^The spec of cluster 'demo' in Kubernetes is invalid: ") as raised:
         asyncio.run(handle_on(server).spec())
     assert f"`{edit}`" in raised.value.hint
+
+
+def test_address_is_that_of_the_node_with_the_running_head() -> None:
+    """Not of a worker's node, nor of the node where an earlier head was."""
+    server = Server()
+    put_direct(server, {**GROUPS, "expose": {"type": "NodePort"}})
+    ports = [{"port": 8786, "nodePort": 30001}, {"port": 8787, "nodePort": 30002}]
+    server.put(SERVICE, names.head("demo"), spec={"type": "NodePort", "clusterIP": "10.0.0.1", "ports": ports})
+
+    def put_pod(name: str, created: int, node: str, creator: str, group: str) -> None:
+        metadata = created_by(creator, names.pod_labels("demo", group))
+        metadata["creationTimestamp"] = f"2026-01-01T00:00:0{created}Z"
+        server.put(POD, name, metadata=metadata, spec={}, status={"phase": "Running", "hostIP": node})
+
+    put_pod("worker", 3, "192.168.0.1", names.workers("demo", "a"), "a")
+    put_pod("head-1", 1, "192.168.0.2", names.head("demo"), "head")
+    handle = handle_on(server)
+    assert asyncio.run(handle.address(5)) == "tls://192.168.0.2:30001"
+    put_pod("head-2", 2, "192.168.0.3", names.head("demo"), "head")
+    server.objects["Pod", "head-1"]["status"]["phase"] = "Failed"
+    assert asyncio.run(handle.address(5)) == "tls://192.168.0.3:30001"
 
 
 def test_concurrent_calls_share_one_reconciler(monkeypatch: pytest.MonkeyPatch) -> None:
