@@ -223,10 +223,10 @@ class History:
     def _pods_of(self, cluster: str, *, head: bool) -> list[Object]:
         return [pod for pod in self.kubernetes.members(cluster) if is_head(pod) == head]
 
-    def _worker_deployments(self, cluster: str) -> list[str]:
+    def _worker_deployments(self, cluster: str) -> list[Object]:
         """All clusters have one worker group."""
-        found = [obj["metadata"] for obj in self.server.find("deployments") if cluster_of(obj) == cluster]
-        return [metadata["name"] for metadata in found if metadata["labels"][names.GROUP] != "head"]
+        found = [obj for obj in self.server.find("deployments") if cluster_of(obj) == cluster]
+        return [obj for obj in found if obj["metadata"]["labels"][names.GROUP] != "head"]
 
     def _check_always(self) -> None:
         if self.problem:
@@ -242,7 +242,8 @@ class History:
 
     def _check_surplus(self, event: Event) -> None:
         """A Deployment does not grow beyond what is desired, or was within the time that a loop may need to notice, and
-        the workers that retire. A rolling change starts a second Deployment beside the first."""
+        the workers that retire. A rolling change starts a second Deployment beside the first; all together have at most
+        twice as many."""
         if event.key[0] != "deployments" or event.type == "DELETED":
             return
         metadata, size, now = event.object["metadata"], event.object["spec"]["replicas"], self.clock.now
@@ -256,6 +257,9 @@ class History:
         most = max(recent) + len((found[0].get("status") or {}).get("retiring") or ())
         if size > most:
             self.problem = f"{metadata['name']} has {size} replicas, but at most {most} are desired"
+        total = sum(min(each["spec"]["replicas"], most) for each in self._worker_deployments(cluster_of(event.object)))
+        if total > most + max(recent):
+            self.problem = f"{total} replicas, but at most {max(recent)} and a surge of as many are desired"
 
     def check_writer(self, name: str) -> None:
         """Two leaders never both write. A request that was on its way when the Lease changed hands is excused."""
@@ -292,7 +296,7 @@ class History:
             if len(workers) != wanted or len(heads) != 1:
                 return f"{name} has {len(heads)} heads and {len(workers)} of {wanted} workers"
             if obsolete := self._worker_deployments(name)[1:]:
-                return f"{name} has a Deployment too many: {obsolete}"
+                return f"{name} has a Deployment too many: {[each['metadata']['name'] for each in obsolete]}"
             image = cluster["spec"].get("env", {}).get("VERSION")
             for pod in [*workers, *heads]:
                 container = pod["spec"]["containers"][0]

@@ -51,6 +51,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 MAX_DOUBLINGS = 30  # a float overflows at a thousand
 CRASH_LOOP = 3  # deaths in a row that make a crash loop
 JOIN_TIMEOUT = 180.0  # seconds for which the head may fail to list a running worker
+SURGE_SECONDS = 60.0  # for which successors wait for workers of older revisions that are more than desired
 SETTLED = 15.0  # seconds of being ready after which the cluster counts as settled
 
 
@@ -66,7 +67,7 @@ def decide(desired: Desired, observed: Observed, view: View, now: float) -> Deci
     ready = Counter(member.group for member in observed.members if member.id in in_service)
     plans = _plan_groups(desired, observed, view, orphans, in_service, now)
     retiring = {m: r for plan in plans for m, r in plan.retiring.items()}
-    retiring |= _retire_obsolete(desired, observed, orphans, ready, now)
+    retiring |= _retire_obsolete(desired, observed, view, orphans, in_service, now)
     # A drained worker that the engine lists again must be drained again.
     again = {m for m in retiring if m in in_service and not is_forced(desired, m)}
     retiring = {m: replace(r, drained=r.drained and m not in again) for m, r in retiring.items()}
@@ -259,6 +260,7 @@ def _plan_groups(
     now: float,
 ) -> list[_GroupPlan]:  # fmt: skip
     """Per group: the members that stay, leave and are missing."""
+    limits = _limits(desired, observed, now)
     existing: dict[str, list[Member]] = {}
     for member in observed.members:
         if member.role is not Role.HEAD and member.id not in orphans:
@@ -287,9 +289,27 @@ def _plan_groups(
             for name in candidates[:-surplus]:
                 del retiring[name]
         staying = [member.id for member in mine if member.id not in retiring]
-        missing = names.member_ids(group, max(0, group.replicas - len(staying)), known)
+        missing = names.member_ids(group, max(0, limits[group.name] - len(staying)), known)
         plans.append(_GroupPlan(group, (*staying, *missing), retiring))
     return plans
+
+
+def _limits(desired: Desired, observed: Observed, now: float) -> dict[str, int]:
+    """Group → how many workers of its present revision may run. With those of older revisions they are at most twice as
+    many as desired. One that does not leave, because it cannot be emptied or nobody answers, does not count for long:
+    its successors would wait for it."""
+    older: Counter[str] = Counter()
+    for member in observed.members:
+        retiring = observed.state.retiring.get(member.id)
+        is_stuck = retiring is not None and (bool(retiring.waits_for) or now - retiring.since > SURGE_SECONDS)
+        if _is_alive(member) and not is_stuck and (name := _successor(member)) != member.group:
+            older[name] += 1
+    return {group.name: group.replicas - max(0, older[group.name] - group.replicas) for group in desired.groups}
+
+
+def _successor(member: Member) -> str:
+    """The member's group, without the revision that an older one has in its name."""
+    return member.group.partition("@")[0]
 
 
 def _must_leave(desired: Desired, member: Member) -> str:
@@ -318,19 +338,26 @@ def _reported(member: Member, view: View) -> MemberView | None:
 
 
 def _retire_obsolete(
-    desired: Desired, observed: Observed, orphans: Collection[MemberId], ready: Mapping[str, int], now: float
-) -> dict[MemberId, Retiring]:
-    """Workers of groups that are no longer desired. Those of an older revision of a group (name@revision) stay until
-    their successors are ready."""
+    desired: Desired, observed: Observed, view: View, orphans: Collection[MemberId], in_service: Collection[MemberId],
+    now: float,
+) -> dict[MemberId, Retiring]:  # fmt: skip
+    """Workers of groups that are no longer desired. Those of older revisions of a group (name@revision), as many as are
+    desired, stay until their successors are ready."""
     groups = {group.name: group for group in desired.groups[1:]}
-    retiring = {}
+    ready = Counter(member.group for member in observed.members if member.id in in_service)
+    retiring, staying = {}, {name: list[Member]() for name in groups}
     for member in observed.members:
         if member.role is Role.HEAD or member.group in groups or member.id in orphans:
             continue
         before = observed.state.retiring.get(member.id)
-        successor = groups.get(member.group.partition("@")[0])
+        successor = groups.get(_successor(member))
         if before is not None or successor is None or ready[successor.name] >= successor.replicas:
             retiring[member.id] = before or Retiring(now)
+        else:
+            staying[successor.name].append(member)
+    for name, older in staying.items():
+        ranked = sorted(older, key=lambda member: _keep_rank(member, in_service, view, 0.0))
+        retiring |= {member.id: Retiring(now) for member in ranked[: max(0, len(older) - groups[name].replicas)]}
     return retiring
 
 

@@ -452,6 +452,30 @@ class TestPlaceThatReplacesDeadMembers:
         decision = decided(rollout)
         assert decision.pause.seconds < self.PACE.resting and decision.state.ready_since is None
 
+    @pytest.mark.parametrize(
+        ("leaving", "started"),
+        [
+            ({}, 0),
+            ({"since": NOW - module.SURGE_SECONDS + 1}, 0),
+            ({"since": NOW - module.SURGE_SECONDS - 1}, 3),
+            ({"since": NOW, "waits_for": "an actor"}, 3),
+        ],
+        ids=["changed just now", "for a while", "for too long", "refused"],
+    )
+    def test_two_quick_changes_do_not_run_three_times_as_many_workers(
+        self, leaving: dict[str, Any], started: int
+    ) -> None:
+        """Workers of the revision that never served leave first. Those of the newest wait, but not for long."""
+        serving = self.old_revision(3)
+        between = [replace(worker(n), id=MemberId(f"mid-{n}"), group="default@2") for n in range(3)]
+        state = LoopState(head="a:0", retiring={m.id: Retiring(**leaving) for m in between if leaving})
+        observed = self.pods("a:0", state=state)
+        observed = replace(observed, members=(observed.members[0], *serving, *between))
+        decision = decided(observed, View(up=True, members={m.id: MemberView(True) for m in serving}))
+        assert set(decision.state.retiring) == {m.id for m in between}
+        (workers,) = [s for s in decision.steps if isinstance(s, Ensure) and s.group.role is Role.WORKER]
+        assert len(workers.members) == started
+
     @staticmethod
     def old_revision(count: int) -> tuple[Member, ...]:
         return tuple(replace(worker(n), id=MemberId(f"old-{n}"), group="default@1") for n in range(count))
