@@ -7,8 +7,9 @@ Rules, in this order:
 3. Every head has an epoch. Workers of an earlier epoch hold nothing that the present head knows: they are removed at
    once, and new ones start when the new head runs. One that has joined the present head after all stays. The head comes
    first: workers start when it has room, and leave if it finds none.
-4. Too few workers: start the missing ones. Too many: choose victims, drain them, and remove only what is drained. A
-   worker that a user wants drained, or that its place will end soon, is drained and replaced.
+4. Too few workers: start the missing ones. Too many: choose victims, drain them, and remove only what is drained. One
+   that cannot be emptied for long stays, and a worker that holds nothing leaves instead. A worker that a user wants
+   drained, or that its place will end soon, is drained and replaced.
 5. A worker that runs but that the head has not listed for a long time is replaced: nobody can reach what it holds.
 
 `Ensure` is emitted in every pass, for it is idempotent; the place compares and writes only what differs.
@@ -53,6 +54,7 @@ CRASH_LOOP = 3  # deaths in a row that make a crash loop
 JOIN_TIMEOUT = 180.0  # seconds for which the head may fail to list a running worker
 SURGE_SECONDS = 60.0  # for which successors wait for workers of older revisions that are more than desired
 SETTLED = 15.0  # seconds of being ready after which the cluster counts as settled
+EXCHANGE = 10.0  # seconds of refused drains after which another worker may leave instead
 
 
 def decide(desired: Desired, observed: Observed, view: View, now: float) -> Decision:
@@ -275,13 +277,19 @@ def _plan_groups(
             retiring[name] = replace(retiring.get(name, Retiring(now)), reason=reason)
         active = [member for member in mine if member.id not in retiring]
         surplus = len(active) - group.replicas
-        if surplus > 0:
-            # Of those that cannot be emptied, autoscaling counts on the ones that have been idle for long.
-            is_counted = group.max is not None and not desired.shape.moves_data
-            long = desired.autoscale.scale_down_delay if is_counted else 0.0
+        # Of those that cannot be emptied, autoscaling counts on the ones that have been idle for long.
+        is_counted = group.max is not None and not desired.shape.moves_data
+        long = desired.autoscale.scale_down_delay if is_counted else 0.0
+        if surplus == 0:
+            refused = [m for m, r in retiring.items() if m not in must_leave and _is_stuck(m, r, view, now)]
+            empty = [m.id for m in active if refused and m.id in in_service and _is_empty(m, view, long)]
+            for stays, leaves in zip(refused, empty, strict=False):
+                del retiring[stays]
+                retiring[leaves] = Retiring(now)
+        elif surplus > 0:
             ranked = sorted(active, key=lambda member: _keep_rank(member, in_service, view, long))
             retiring |= {victim.id: Retiring(now) for victim in ranked[:surplus]}
-        elif surplus < 0:
+        else:
             # Keep workers that are in service, are being drained, or have yet to start. Any other may be drained
             # already, although the reply was lost with an earlier loop.
             usable = {*in_service, *view.draining, *(m.id for m in mine if m.state is not MemberState.RUNNING)}
@@ -292,6 +300,20 @@ def _plan_groups(
         missing = names.member_ids(group, max(0, limits[group.name] - len(staying)), known)
         plans.append(_GroupPlan(group, (*staying, *missing), retiring))
     return plans
+
+
+def _is_stuck(member: MemberId, retiring: Retiring, view: View, now: float) -> bool:
+    """Its drains were refused for long, and it cannot be emptied now. When it was chosen, all may have been busy."""
+    if retiring.drained or not retiring.waits_for or now - retiring.since < EXCHANGE:
+        return False
+    reported = view.members.get(member) if view.up else None
+    return reported is not None and (reported.pinned or not reported.idle > 0)
+
+
+def _is_empty(member: Member, view: View, long: float) -> bool:
+    """It holds nothing and has been idle for `long` seconds."""
+    reported = _reported(member, view)
+    return reported is not None and reported.idle > long and not reported.held and not reported.pinned
 
 
 def _limits(desired: Desired, observed: Observed, now: float) -> dict[str, int]:

@@ -12,6 +12,7 @@ from oars.model import (
     Death,
     Decision,
     Drain,
+    DrainRequest,
     Ensure,
     Failure,
     LoopState,
@@ -262,6 +263,34 @@ class TestScaleDown:
         decision = decide(desired(2), observed, view_of(observed), NOW + 1000)
         assert changes(decision, observed) == (Drain((W2,)),)
         assert decision.state.retiring[W2].waits_for == "a pinned item"
+
+    @pytest.mark.parametrize(
+        ("seconds", "views", "leaves"),
+        [
+            (11.0, {W0: BUSY, W1: IDLE, W2: BUSY}, W1),
+            (11.0, {W0: IDLE, W1: BUSY, W2: replace(IDLE, pinned=True)}, W0),
+            (9.0, {W0: BUSY, W1: IDLE, W2: BUSY}, W2),  # it has not been tried for long
+            (11.0, {W0: BUSY, W1: BUSY, W2: BUSY}, W2),
+            (11.0, {W0: HOLDS, W1: replace(IDLE, pinned=True), W2: BUSY}, W2),  # nor can another be emptied
+            (11.0, {W0: IDLE, W1: IDLE, W2: HOLDS}, W2),  # it may be empty soon
+        ],
+    )
+    def test_worker_that_holds_nothing_leaves_instead_of_one_that_cannot_be_emptied(
+        self, seconds: float, views: dict[MemberId, MemberView], leaves: MemberId
+    ) -> None:
+        retiring = replace(STEADY, retiring={W2: Retiring(NOW)})
+        state = with_drain_reply(retiring, W2, False, "an actor", NOW)
+        observed = observe(head(), worker(0), worker(1), worker(2), state=state)
+        decision = decide(desired(2), observed, View(up=True, members=views), NOW + seconds)
+        assert list(decision.state.retiring) == [leaves]
+
+    def test_worker_whose_drain_was_requested_is_not_exchanged(self) -> None:
+        state = replace(STEADY, retiring={W2: Retiring(NOW, waits_for="an actor")})
+        observed = observe(head(), worker(0), worker(1), worker(2), state=state)
+        wanted = replace(desired(2), drain={W2: DrainRequest()})
+        views = {W0: BUSY, W1: IDLE, W2: BUSY}
+        decision = decide(wanted, observed, View(up=True, members=views), NOW + 1000)
+        assert list(decision.state.retiring) == [W2]
 
     @pytest.mark.parametrize(
         ("views", "victim"),
