@@ -16,6 +16,8 @@ class Exposure:
     tls_secret: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     clients: Mapping[str, str] = field(default_factory=dict)  # labels that pods of the namespace need to reach it
+    metrics: Mapping[str, str] = field(default_factory=dict)  # labels of namespaces whose pods read the metrics
+    metrics_ports: tuple[int, ...] = ()  # of all members, for them
     path: str = ""  # below which the dashboard is at the host; what forwards to it removes the path
 
 
@@ -23,7 +25,7 @@ class Exposure:
 class Alias:
     """A further name of members, where names can be given. `ports`: name → port of the alias, port of the member.
     `is_direct`: the name stands for the members' own addresses, so its ports are theirs. `is_numbered`: each member has
-    its own name, NAME-0 and so on (Group.number_label)."""
+    its own name, such as NAME-0 (Group.number_label, Group.first_number)."""
 
     name: str
     group: str

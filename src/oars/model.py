@@ -53,6 +53,7 @@ class Port:
     alias: str = ""  # its name in the Service, if the engine's users know it by another
     dashboard: bool = False  # serves the page that people look at
     secret: str = ""  # it speaks HTTP and requires this file of the cluster's secrets as a bearer token
+    metrics: bool = False  # serves /metrics for Prometheus
 
 
 @dataclass(frozen=True)

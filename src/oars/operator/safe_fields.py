@@ -168,7 +168,7 @@ class Area:
         return f"{block}.{self.field}" if self.field else block
 
 
-# `clients` needs no right at all: it only narrows who reaches the head.
+# `clients` needs no right at all: it only narrows who reaches the head. `metrics` opens ports, as types of Services do.
 _INGRESS_FIELDS = ("host", "ingressClass", "tlsSecret", "clients")
 AREAS = (
     Area("head", "head", "pod", pod(HEAD), DEPLOYMENTS),
@@ -180,7 +180,7 @@ AREAS = (
     Area("annotations", "annotations", "", {}, DEPLOYMENTS),
     Area("serviceAnnotations", "annotations", "", {}, SERVICES),
     Area("service", "expose", "", {"type": ("ClusterIP",), "annotations": {}, **_any(*_INGRESS_FIELDS)}, SERVICES),
-    Area("ingress", "expose", "", _any("type", "annotations", "clients"), INGRESSES),
+    Area("ingress", "expose", "", _any("type", "annotations", "clients", "metrics"), INGRESSES),
 )
 # Fields that decide how many members there are, and how large. All others decide what runs: a user who may not set a
 # field outside the list must not run another image or other code in a pod that has it.

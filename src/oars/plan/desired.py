@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from oars.base.errors import SpecError
 from oars.engines.base import Engine
 from oars.exposure import Exposure
 from oars.model import Autoscale, Desired, Lifetime, Shape, Spill
@@ -62,7 +63,7 @@ def build(
         if written.name in spec.autoscaled:
             changes |= written.model_dump(include={"max", "adapted", "priority"}) | {"min": written.min or 0}
         workers.append(replace(group, replicas=written.replicas, labels=written.labels, **changes))
-    expose, scaling = spec.expose, spec.autoscale
+    scaling = spec.autoscale
     return Desired(
         name=name,
         engine=spec.engine,
@@ -73,14 +74,7 @@ def build(
         image=spec.image or shape.image,
         labels=spec.labels,
         annotations=spec.annotations,
-        expose=Exposure(
-            type=expose.type,
-            host=expose.host or "",
-            ingress_class=expose.ingress_class or "",
-            tls_secret=expose.tls_secret or "",
-            annotations=expose.annotations,
-            clients=expose.clients,
-        ),
+        expose=_exposure(spec, shape),
         is_head_evictable=spec.head.eviction == "allow",
         keeps_head=spec.head.update == "OnDelete",
         helper=helper,
@@ -94,6 +88,23 @@ def build(
             patience_node_autoscaler=NODE_PATIENCE * scaling.patience,
         ),
         lifetime=make_lifetime(spec),
+    )
+
+
+def _exposure(spec: ClusterSpec, shape: Shape) -> Exposure:
+    expose, groups = spec.expose, (shape.head, *shape.workers)
+    metrics = {port.default for group in groups for port in group.process.ports if port.metrics}
+    if expose.metrics and not metrics:
+        raise SpecError(f"expose.metrics: {spec.engine} has no metrics for Prometheus.", "Remove it.")
+    return Exposure(
+        type=expose.type,
+        host=expose.host or "",
+        ingress_class=expose.ingress_class or "",
+        tls_secret=expose.tls_secret or "",
+        annotations=expose.annotations,
+        clients=expose.clients,
+        metrics=expose.metrics,
+        metrics_ports=tuple(sorted(metrics)) if expose.metrics else (),
     )
 
 

@@ -318,8 +318,13 @@ class Expose(Part):
         description="Labels that a pod of the namespace needs to reach the head. Default: none, so all of them reach "
         "it. Pods of other namespaces do not, unless the Service is external.",
     )
+    metrics: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels of the namespaces whose pods may read the metrics of all members, such as that of "
+        "Prometheus. Default: none. Dask serves metrics on the ports of its pages, the dashboard included.",
+    )
 
-    @field_validator("clients")
+    @field_validator("clients", "metrics")
     @classmethod
     def _labels(cls, value: dict[str, str]) -> dict[str, str]:
         return check_labels(value)

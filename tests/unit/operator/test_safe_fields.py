@@ -41,6 +41,7 @@ def test_labels_and_annotations_need_the_right_to_create_what_has_them() -> None
         ({}, {}),
         ({"type": "ClusterIP", "annotations": {}, "host": None}, {}),
         ({"clients": {"team": "a"}}, {}),
+        ({"metrics": {"team": "a"}}, {SERVICES: ["expose.metrics"]}),
         ({"type": "NodePort"}, {SERVICES: ["expose.type"]}),
         ({"type": "LoadBalancer"}, {SERVICES: ["expose.type"]}),
         ({"annotations": {"a": "b"}}, {SERVICES: ["expose.annotations.a"]}),

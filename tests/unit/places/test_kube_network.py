@@ -51,7 +51,7 @@ def selects(peer: Object, labels: dict[str, str], namespace: str, home: str) -> 
         is_there = wanted == {"kubernetes.io/metadata.name": namespace}
     else:
         is_there = namespace == home
-    return is_there and set(peer["podSelector"].get("matchLabels", {}).items()) <= set(labels.items())
+    return is_there and set(peer.get("podSelector", {}).get("matchLabels", {}).items()) <= set(labels.items())
 
 
 def served(desired: Desired) -> set[int]:
@@ -104,10 +104,26 @@ def test_clients_can_be_narrowed_to_labels(mode: str) -> None:
     assert ports_for(desired, names.pod_labels("demo", "default"), "lab") is None
 
 
+@pytest.mark.parametrize(("engine", "opened"), [("dask", {8787, 8788}), ("ray", {8080})])
+@pytest.mark.parametrize("mode", MODES)
+def test_metrics_are_open_to_namespaces_with_the_labels(mode: str, engine: str, opened: set[int]) -> None:
+    monitoring = {"kubernetes.io/metadata.name": "monitoring"}
+    desired = in_mode(mode, engine, expose={"metrics": monitoring})
+    assert ports_for(desired, {"app": "prometheus"}, "monitoring") == opened
+    assert ports_for(desired, {"app": "prometheus"}, "elsewhere") == set()
+    assert ports_for(in_mode(mode, engine), {"app": "prometheus"}, "monitoring") == set()
+
+
+def test_metrics_of_an_engine_without_any_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"expose\.metrics: mars has no metrics"):
+        cluster("mars", expose={"metrics": {"team": "data"}})
+
+
 @pytest.mark.parametrize("labels", [{"a b": "c"}, {"a": "b c"}, {"a": "x" * 64}, {"": "a"}, {"-a": "b"}])
-def test_clients_are_labels(labels: dict[str, str]) -> None:
-    with pytest.raises(SpecError, match=r"expose\.clients"):
-        build({"engine": "dask", "expose": {"clients": labels}})
+@pytest.mark.parametrize("field", ["clients", "metrics"])
+def test_clients_are_labels(labels: dict[str, str], field: str) -> None:
+    with pytest.raises(SpecError, match=rf"expose\.{field}"):
+        build({"engine": "dask", "expose": {field: labels}})
 
 
 @pytest.mark.parametrize(

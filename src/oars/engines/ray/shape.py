@@ -35,7 +35,7 @@ NODE_PORTS = (
     Port("runtime-env", 6382, on_service=False),
     Port("agent-grpc", 6383, on_service=False),
     Port("agent", 52365, on_service=False),
-    Port("metrics", 8080, on_service=False),
+    Port("metrics", 8080, on_service=False, metrics=True),
 )
 GCS_PROBE = Probe("dashboard", "/api/gcs_healthz")
 RAYLET_PROBE = Probe("agent", "/api/local_raylet_healthz")  # replies once the raylet has joined

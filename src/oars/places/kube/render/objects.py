@@ -149,7 +149,8 @@ def disruption_budgets(desired: Desired) -> list[Object]:
 def network_policy(desired: Desired) -> Object:
     """The NetworkPolicy. Members reach each other on all ports. Pods of the namespace that have the labels of
     `expose.clients`, and the operator, reach the head's service ports. Other sources reach only what is exposed: all
-    service ports if the Service is external, the dashboard if there is an Ingress."""
+    service ports if the Service is external, the dashboard if there is an Ingress, the metrics of all members from
+    namespaces with the labels of `expose.metrics`."""
     expose = desired.expose
     served = _open(*(port.default for port in _service_ports(desired)))
     if expose.type == "ClusterIP":
@@ -157,6 +158,9 @@ def network_policy(desired: Desired) -> Object:
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: desired.name}}}]}, served]
     if expose.host:
         rules.append(_open(_dashboard_port(desired)))
+    if expose.metrics:
+        scrapers = {"namespaceSelector": {"matchLabels": dict(expose.metrics)}}
+        rules.append({"from": [scrapers], **_open(*expose.metrics_ports)})
     if controllers := _controllers(desired):
         rules.append({"from": controllers, **_open(names.HELPER_PORT)})
     spec = {
