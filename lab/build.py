@@ -52,6 +52,28 @@ PROGRAMS = (
     Program("pause", 2),
 )
 
+HELM = "v3.19.2"
+_HELM_STAMP = " ".join(
+    f"-X helm.sh/helm/v3/{variable}"
+    for variable in (
+        f"internal/version.version={HELM}",
+        "pkg/chartutil.k8sVersionMajor=1",
+        "pkg/chartutil.k8sVersionMinor=34",
+        "pkg/lint/rules.k8sVersionMajor=1",
+        "pkg/lint/rules.k8sVersionMinor=34",
+    )
+)
+# Not part of the lab: for tests, which build what they use.
+TOOLS = {
+    "helm": Program("helm", 120, package="helm.sh/helm/v3/cmd/helm", stamp=_HELM_STAMP),
+    "kube-score": Program("kube-score", 40, package="github.com/zegl/kube-score/cmd/kube-score"),
+}
+
+
+def tool(store: Path, name: str, say: Callable[[str], None]) -> Path:
+    """Return the path of a program of TOOLS. Build it if it is not in the cache."""
+    return built(store, TOOLS[name], say) / name
+
 
 def programs(store: Path, say: Callable[[str], None]) -> dict[str, Path]:
     """Return the path of every program by name. Build those that are not in the cache."""

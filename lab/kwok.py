@@ -44,7 +44,7 @@ def _ready(api: Api) -> set[str]:
 
 
 def _node(name: str) -> Object:
-    room = {"cpu": "32", "memory": "256Gi", "pods": "110"}
+    room = {"cpu": "32", "memory": "256Gi", "ephemeral-storage": "100Gi", "pods": "110"}
     return {
         "apiVersion": "v1",
         "kind": "Node",

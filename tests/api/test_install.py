@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from lab.api import ApiError
 from lab.errors import LabError
 from lab.kube import Kube
 from lab.kwok import POD as SIMULATED
-from lab.run import run
 from lab.wait import until
 from tests.e2e import attacker
 
-import oars
 from lab import kube as kubes
-from oars import engines
 from oars.base.errors import NotFound, OarsError, TimedOut
 from oars.cli.kubernetes import operator
 from oars.client import operator_client
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.lease import Elector
-from oars.operator import NAME, admission, crd, installation, manifests, rbac
+from oars.operator import NAME, crd, installation, manifests, rbac
 from oars.operator.manifests import InstallOptions
 from oars.operator.rbac import Subject
 from oars.spec.cluster import API_VERSION, KIND
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy/helm/oars"
 DEFINITION = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd.NAME}"
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
 ANN = Subject("User", "ann")
@@ -295,91 +285,3 @@ def small_dask(kube: Kube) -> dict[str, Any]:
     size = {"cpu": 0.3, "burst": True}
     spec = {"engine": "dask", "image": kube.image("dask"), "head": size, "workers": [size]}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "demo"}, "spec": spec}
-
-
-# the chart
-
-
-@pytest.fixture(scope="module")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program that renders Go templates, as Helm does. The lab needs Go as well."""
-    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if go is None:
-        pytest.skip("Go is not installed: the chart's templates cannot be rendered.")
-    program = tmp_path_factory.mktemp("render") / "render"
-    run([go, "build", "-o", program, Path(__file__).parent / "render_chart.go"], 170)
-    return program
-
-
-def rendered(
-    renderer: Path, folder: Path, changes: dict[str, Any], namespace: str, omit: str = ""
-) -> list[dict[str, Any]]:
-    """omit: an API that the server lacks."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text()) | changes
-    (folder / "values.json").write_text(json.dumps(values))
-    words = [str(renderer), str(CHART), str(folder / "values.json"), namespace]
-    environ = {**os.environ, "APP_VERSION": oars.__version__, "OMIT": omit}
-    text = subprocess.run(words, env=environ, capture_output=True, text=True, check=True, timeout=30).stdout
-    return [document for document in yaml.safe_load_all(text) if document]
-
-
-def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    found = {(o["kind"], o["metadata"]["name"], o["metadata"].get("namespace", "")): o for o in objects}
-    assert len(found) == len(objects)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("values", "options"),
-    [
-        ({}, InstallOptions()),
-        ({"watchNamespaces": ["a", "b"], "nodes": False}, InstallOptions(watch_namespaces=("a", "b"), nodes=False)),
-        ({"trustAuthors": True}, InstallOptions(trust_authors=True)),
-        ({"adopt": {"marsjob": True}}, InstallOptions(adopt=("marsjob",))),
-        (
-            {"adopt": {"marsjob": True}, "watchNamespaces": ["a"], "trustAuthors": True},
-            InstallOptions(adopt=("marsjob",), watch_namespaces=("a",), trust_authors=True),
-        ),
-        (
-            {"image": {"repository": "r", "tag": "1", "pullPolicy": "Always"}, "imagePullSecrets": [{"name": "s"}]},
-            InstallOptions(image="r:1", pull_policy="Always", pull_secrets=("s",)),
-        ),
-        (
-            {"replicas": 1, "logFormat": "text", "resources": {}, "nodeSelector": {"a": "b"}, "priorityClassName": "p"},
-            InstallOptions(replicas=1, log_format="text", resources={}, node_selector={"a": "b"}, priority_class="p"),
-        ),
-    ],
-)
-def test_chart_renders_the_manifests(
-    renderer: Path, tmp_path: Path, values: dict[str, Any], options: InstallOptions
-) -> None:
-    options = replace(options, namespace="ops", create_namespace=False)
-    found = by_name(rendered(renderer, tmp_path, values, "ops"))
-    policy = admission.manifests(engines.BUILT_IN, trust_authors=options.trust_authors)
-    definitions = [("CustomResourceDefinition", crd.NAME), ("CustomResourceDefinition", crd.JOB_NAME)]
-    kept = [*definitions, *((obj["kind"], obj["metadata"]["name"]) for obj in policy)]
-    if options.adopt:
-        kept += [("CustomResourceDefinition", name) for name in crd.MARS_JOB_NAMES]
-        kept += [(obj["kind"], crd.MARS_JOB_POLICY) for obj in admission.mars_job_manifests()]
-    for kind, name in kept:
-        metadata = found[kind, name, ""]["metadata"]
-        assert metadata["annotations"].pop("helm.sh/resource-policy") == "keep"
-        if not metadata["annotations"]:
-            del metadata["annotations"]
-    expected = by_name(manifests.install(options))
-    # The chart has the built-in engines; here the toy engine is installed too.
-    expected |= by_name([manifests.definition("ops", engines.BUILT_IN), *policy])
-    assert found == expected
-
-
-def test_chart_can_omit_the_definition(renderer: Path, tmp_path: Path) -> None:
-    kinds = {obj["kind"] for obj in rendered(renderer, tmp_path, {"crds": {"install": False}}, "ops")}
-    assert "CustomResourceDefinition" not in kinds
-    assert "Deployment" in kinds
-
-
-def test_chart_omits_the_policy_on_an_older_server(renderer: Path, tmp_path: Path) -> None:
-    omit = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"
-    kinds = {obj["kind"] for obj in rendered(renderer, tmp_path, {}, "ops", omit)}
-    assert not {kind for kind in kinds if kind.startswith("Validating")}
-    assert "Deployment" in kinds

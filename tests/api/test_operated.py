@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -175,3 +176,15 @@ def test_operator_that_is_not_at_work_is_reported(stage: Stage, operators: Opera
     operators(identity="two")
     assert stage.await_ready("demo")["ready"] == "2/2", "the change was kept"
     assert "Nothing is wrong." in oars(stage, "why", "demo", *where)
+
+
+def test_kustomize_renames_a_cluster_with_all_its_objects(stage: Stage, operators: Operators, tmp_path: Path) -> None:
+    operators()
+    (tmp_path / "cluster.json").write_text(json.dumps(resource("demo", group(replicas=1))))
+    changes = {"resources": ["cluster.json"], "namePrefix": "blue-", "nameSuffix": "-1"}
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(changes))
+    stage.kube.kubectl("apply", "-f", "-", text=stage.kube.kubectl("kustomize", str(tmp_path)))
+    stage.await_ready("blue-demo-1")
+    assert set(stage.deployments("blue-demo-1")) == {"blue-demo-1-head", "blue-demo-1-worker"}
+    assert all(left.partition("/")[2].startswith("blue-demo-1") for left in stage.left("blue-demo-1"))
+    assert not stage.left("demo")

@@ -108,6 +108,7 @@ SESSIONS: dict[str, tuple[Session, ...]] = {
             "mars-test-demo.yaml": json.dumps(small_document(IMAGE_MARS)),
         }),
     ),
+    "docs/how-to/monitoring.md": (Session("docs/how-to/monitoring.md"),),
     "docs/decisions/0005-operating-modes.md": (
         Session("docs/decisions/0005-operating-modes.md", files={"cluster.yaml": cluster_file("third")}),
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tests.e2e.contract import SELECTORS, SMALL, TIMEOUT, until
 pytestmark = [pytest.mark.timeout(600)]
 
 IMAGES = {engines.TestDask: "dask", engines.TestRay: "ray", engines.TestPymars: "mars-pymars"}
+DASHBOARD = Path(__file__).parents[2] / "deploy/helm/oars/dashboards/oars.json"
 LONG = pytest.mark.long
 
 
@@ -73,6 +76,54 @@ def test_clients_are_narrowed_to_labels(kube: Kube, enforced: None) -> None:
         head = pod_of(kube, "head")["status"]["podIP"]
         until(lambda: reaches(kube, "driver", head, 8786))
         until(lambda: not reaches(kube, "other", head, 8786))
+
+
+SCRAPE = """
+import sys, urllib.request
+try:
+    print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())
+except OSError as error:
+    print(error)
+"""
+
+
+def _metrics(text: str) -> set[str]:
+    return set(re.findall(r"^(\w+)[{ ]", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("engine", "served"),
+    [
+        (engines.TestDask, {"head": (8787, "dask_scheduler_"), "worker": (8788, "dask_worker_")}),
+        (engines.TestRay, {"head": (8080, "ray_node_"), "worker": (8080, "ray_node_")}),
+    ],
+    ids=["dask", "ray"],
+)
+def test_metrics_are_read_from_another_namespace(
+    kube: Kube, elsewhere: Kube, enforced: None, engine: type[Any], served: dict[str, tuple[int, str]]
+) -> None:
+    """By a Prometheus there, which reaches no other port, and finds what the dashboard of the chart shows. Pods of a
+    third namespace reach nothing."""
+    shown = set(re.findall(r"\b(?:dask|ray)_\w+", DASHBOARD.read_text()))
+    monitoring = {names.NAMESPACE_NAME: elsewhere.namespace}
+    with (
+        made(kube, engine, expose={"metrics": monitoring}),
+        kubes.fresh_namespace(kube.cluster, has_node=True) as third,
+    ):
+        for home in (elsewhere, third):
+            attacker.start_pod(home, "prometheus", {"app": "prometheus"}, kube.image(IMAGES[engine]))
+            home.await_ready("visitor", 1)
+        pods = {role: pod_of(kube, role) for role in served}
+        opened = {(pods[role]["status"]["podIP"], port) for role, (port, _) in served.items()}
+        for role, (port, prefix) in served.items():
+            wanted = {name for name in shown if name.startswith(prefix)}
+            url = f"http://{pods[role]['status']['podIP']}:{port}/metrics"
+            words = ("exec", "prometheus", "--", "python3", "-c", SCRAPE, url)
+            until(lambda words=words, wanted=wanted: wanted and wanted <= _metrics(elsewhere.kubectl(*words)))  # type: ignore[misc]
+        addresses = attacker.addresses_of(kube, pods.values())
+        assert addresses > opened
+        until(lambda: attacker.reached(elsewhere, "prometheus", addresses) == opened, 60)
+        until(lambda: not attacker.reached(third, "prometheus", addresses), 60)
 
 
 @pytest.mark.parametrize(

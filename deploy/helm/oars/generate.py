@@ -1,7 +1,8 @@
-"""The chart's templates, made from what `oars operator install` applies: `python deploy/helm/oars/generate.py`.
+"""The chart's generated files, made from what `oars operator install` applies: `python deploy/helm/oars/generate.py`.
 
-They are never edited by hand, so that the two ways of installing cannot differ. Values come in where a marker stands;
-a test renders the chart and compares.
+The templates are never edited by hand, so that the two ways of installing cannot differ. Values come in where a marker
+stands; a test renders the chart with Helm and compares. readme.py makes README.md from the comments of values.yaml,
+dashboard.py the dashboard for Grafana.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dashboard
+import readme
 import yaml
 
 import oars
 from oars import engines
-from oars.operator import admission, manifests, rbac
+from oars.operator import NAME, admission, manifests, rbac
 from oars.operator import crd as definitions
 from oars.operator.manifests import InstallOptions
 
@@ -26,13 +29,42 @@ NOTE = "{{- /* Made by generate.py from src/oars/operator: change that, then run
 RELEASE = "{{ .Release.Namespace }}"
 OPTIONS = InstallOptions(namespace=RELEASE)
 WATCHED = "{{ . }}"
+FULL_NAME = '{{ include "oars.fullname" $ }}'
+# Labels that the helper oars.labels has, and the line that stands for them.
+COMMON = ("app.kubernetes.io/name", "app.kubernetes.io/part-of", "app.kubernetes.io/version")
+LABELS = "LABELS"
 
 # A line of the Deployment as it is made, and what the chart has there. Every one must be found exactly once.
 IMAGE = "{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+OPTIONAL = """      {{- with .Values.VALUE }}
+      VALUE:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+"""
 VALUES = {
     "  replicas: 2\n": "  replicas: {{ .Values.replicas }}\n",
     f"        image: {manifests.IMAGE}\n": f'        image: "{IMAGE}"\n',
     "        imagePullPolicy: IfNotPresent\n": "        imagePullPolicy: {{ .Values.image.pullPolicy }}\n",
+    "    metadata:\n      labels:\n": """    metadata:
+      {{- with .Values.podAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      labels:
+        {{- with .Values.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        app.kubernetes.io/instance: {{ .Release.Name }}
+""",
+    "      securityContext: SECURITY\n": """      securityContext:
+        {{- toYaml .Values.podSecurityContext | nindent 8 }}
+""",
+    "        - name: HOME\n          value: /tmp\n": """        - name: HOME
+          value: /tmp
+        {{- with .Values.extraEnv }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+""",
     "        - --log-format=json\n": """        - --log-format={{ .Values.logFormat }}
         {{- range .Values.watchNamespaces }}
         - --namespace={{ . }}
@@ -43,28 +75,19 @@ VALUES = {
         {{- if .Values.adopt.marsjob }}
         - --adopt=marsjob
         {{- end }}
+        {{- with .Values.extraArgs }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
 """,
     "        resources: RESOURCES\n": """        resources:
           {{- toYaml .Values.resources | nindent 10 }}
 """,
-    "      serviceAccountName: oars-operator\n": """      serviceAccountName: oars-operator
-      {{- with .Values.imagePullSecrets }}
-      imagePullSecrets:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .Values.nodeSelector }}
-      nodeSelector:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .Values.tolerations }}
-      tolerations:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with .Values.priorityClassName }}
-      priorityClassName: {{ . }}
-      {{- end }}
-""",
-}
+    f"      serviceAccountName: '{FULL_NAME}'\n": "".join([
+        f"      serviceAccountName: '{FULL_NAME}'\n",
+        *(OPTIONAL.replace("VALUE", each) for each in ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")),
+        OPTIONAL.replace("VALUE", "priorityClassName").replace("\n        {{- toYaml . | nindent 8 }}", " {{ . }}"),
+    ]),
+}  # fmt: skip
 
 
 def files() -> dict[Path, str]:
@@ -75,7 +98,9 @@ def files() -> dict[Path, str]:
         CHART / "templates/rights.yaml": rights(),
         CHART / "templates/deployment.yaml": deployment(),
         CHART / "templates/marsjob.yaml": mars_jobs(),
-        CHART / "templates/rest.yaml": NOTE + documents(_rest()),
+        CHART / "templates/rest.yaml": rest(),
+        CHART / "dashboards/oars.json": dashboard.text(),
+        CHART / "README.md": readme.text(CHART),
     }
 
 
@@ -139,8 +164,13 @@ def rights() -> str:
 
 
 def deployment() -> str:
-    """The one object with values in it."""
-    text = documents([manifests.deployment(replace(OPTIONS, resources="RESOURCES"))])  # type: ignore[arg-type]
+    """The one object with many values in it."""
+    made = manifests.deployment(replace(OPTIONS, resources="RESOURCES"))  # type: ignore[arg-type]
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    if made["spec"]["template"]["spec"]["securityContext"] != defaults["podSecurityContext"]:
+        raise SystemExit("values.yaml has another podSecurityContext than install.yaml.")
+    made["spec"]["template"]["spec"]["securityContext"] = "SECURITY"
+    text = documents([made])
     for found, wanted in VALUES.items():
         if text.count(found) != 1:
             raise SystemExit(f"The Deployment has not one line {found!r}: bring VALUES in generate.py up to date.")
@@ -148,10 +178,22 @@ def deployment() -> str:
     return NOTE + text
 
 
-def _rest() -> list[dict[str, Any]]:
-    """What has no values but the namespace."""
+def rest() -> str:
+    """What has no values but names, and the NetworkPolicy."""
     elsewhere = ("Namespace", "CustomResourceDefinition", "Deployment", *(kind.kind for kind in admission.KINDS))
-    return [obj for obj in manifests.install(OPTIONS) if obj["kind"] not in elsewhere and not _right(obj)]
+    objects = [obj for obj in manifests.install(OPTIONS) if obj["kind"] not in elsewhere and not _right(obj)]
+    (account,) = (obj for obj in objects if obj["kind"] == "ServiceAccount")
+    (policy,) = (obj for obj in objects if obj["kind"] == "NetworkPolicy")
+    others = [obj for obj in objects if obj not in (account, policy)]
+    annotated = """  {{- with .Values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automount"""
+    return "".join([
+        NOTE, documents([account]).replace("automount", annotated), "---\n", documents(others),
+        "{{- if .Values.networkPolicy.enabled }}\n---\n", documents([policy]), "{{- end }}\n",
+    ])  # fmt: skip
 
 
 def _right(obj: dict[str, Any]) -> bool:
@@ -161,7 +203,21 @@ def _right(obj: dict[str, Any]) -> bool:
 
 def documents(objects: Sequence[dict[str, Any]]) -> str:
     plain = json.loads(json.dumps(objects))  # no anchors
-    return "---\n".join(yaml.safe_dump(obj, sort_keys=False, width=1000) for obj in plain)
+    text = "---\n".join(yaml.safe_dump(_released(obj), sort_keys=False, width=1000) for obj in plain)
+    return text.replace(f"    {LABELS}: {LABELS}\n", '    {{- include "oars.labels" $ | nindent 4 }}\n')
+
+
+def _released(obj: dict[str, Any]) -> dict[str, Any]:
+    """The object with the name and the labels of the release. Others refer to it by that name."""
+    metadata = obj["metadata"]
+    labels = {key: value for key, value in metadata.get("labels", {}).items() if key not in COMMON}
+    metadata["labels"] = {LABELS: LABELS, **labels}
+    pod = obj.get("spec", {}).get("template", {}).get("spec", {}) if obj["kind"] == "Deployment" else {}
+    for part, key in ((metadata, "name"), (obj.get("roleRef", {}), "name"), (pod, "serviceAccountName")):
+        part |= {key: part[key].replace(NAME, FULL_NAME)} if key in part else {}
+    for subject in obj.get("subjects", ()):
+        subject["name"] = subject["name"].replace(NAME, FULL_NAME)
+    return obj
 
 
 def main() -> int:
@@ -172,6 +228,7 @@ def main() -> int:
         sys.stderr.writelines(f"{path} is not current: run deploy/helm/oars/generate.py.\n" for path in stale)
         return 1 if stale else 0
     for path, text in stale.items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     return 0
 

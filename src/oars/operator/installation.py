@@ -82,7 +82,7 @@ async def uninstall(client: Client, namespace: str, seconds: float, progress: Pr
 
 async def status(client: Client, namespace: str) -> Object:
     """The installation and its leader."""
-    found = await _or_none(client.get(kinds.DEPLOYMENT, NAME, namespace))
+    found = await _deployment(client, namespace)
     if found is None:
         hint = "Run `oars operator install`, or `oars operator run` to run one in this process."
         raise NotFound(f"There is no operator in namespace {namespace}.", hint)
@@ -99,6 +99,13 @@ async def status(client: Client, namespace: str) -> Object:
     }
 
 
+async def _deployment(client: Client, namespace: str) -> Object | None:
+    """The operator's, by its labels: the Helm chart may give it another name."""
+    labels = ",".join(f"{key}={value}" for key, value in manifests.SELECTOR.items())
+    found = (await client.list(kinds.DEPLOYMENT, namespace, labels=labels)).items
+    return found[0] if found else None
+
+
 def _arguments(deployment: Object) -> list[tuple[str, str]]:
     """Names and values of the operator's options."""
     given = deployment["spec"]["template"]["spec"]["containers"][0].get("args", ())
@@ -107,7 +114,7 @@ def _arguments(deployment: Object) -> list[tuple[str, str]]:
 
 async def _adopting(client: Client, namespace: str) -> Callable[[Object], bool]:
     """Whether the installed operator serves a MarsJob."""
-    found = await _or_none(client.get(kinds.DEPLOYMENT, NAME, namespace))
+    found = await _deployment(client, namespace)
     arguments = _arguments(found) if found is not None else []
     watched = {value for name, value in arguments if name == "--namespace"}
     is_adopting = ("--adopt", MARS_JOB) in arguments
@@ -131,7 +138,9 @@ def _is_created_by_install(namespace: Object) -> bool:
 
 async def _is_rolled_out(client: Client, namespace: str) -> bool:
     """True if no old replica is left and one new replica is ready."""
-    found = await client.get(kinds.DEPLOYMENT, NAME, namespace)
+    found = await _deployment(client, namespace)
+    if found is None:
+        return False
     state = found.get("status", {})
     updated = state.get("updatedReplicas", 0)
     observed = state.get("observedGeneration", 0) >= found["metadata"]["generation"]

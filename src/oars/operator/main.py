@@ -22,7 +22,7 @@ from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import stop_all
-from oars.kube.kinds import CRD
+from oars.kube.kinds import CRD, EVENT, LEASE
 from oars.kube.lease import Elector
 from oars.model import Pause
 from oars.operator import MARS_JOB, NAME, NAMESPACE, RunOptions, marsjob
@@ -33,6 +33,7 @@ from oars.operator.reconciler import ClusterReconciler
 from oars.operator.resources import RESOURCE_KINDS, Key, ResourceKind
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_JOB
+from oars.places.kube.state.root import now
 
 JOBS_SECONDS = 10.0  # between two looks for the kind ComputeJob
 WORKERS = 16  # concurrent passes; they mostly wait for responses
@@ -164,6 +165,7 @@ class Operator:
         for key in (*self._watches.resources, *self._jobs.resources):
             self._runner.wake(key)
         self.metrics.leading = True
+        announcing = asyncio.create_task(self._announce())
         running = asyncio.create_task(self._runner.run())
         lost = asyncio.create_task(self._elector.lost.wait())
         try:
@@ -172,11 +174,37 @@ class Operator:
                 task.result()
         finally:
             self.metrics.leading = False
-            for task in (lost, running):
+            for task in (lost, running, announcing):
                 task.cancel()
-            await asyncio.gather(lost, running, return_exceptions=True)
+            await asyncio.gather(lost, running, announcing, return_exceptions=True)
             await self._reconciler.close()
             await self._jobs.close()
+
+    async def _announce(self) -> None:
+        """Create an Event about the new leader, as Kubernetes' own controllers do. A refused Event changes nothing."""
+        namespace, moment = self._options.lease_namespace or NAMESPACE, now()
+        event = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"generateName": f"{NAME}.", "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": LEASE.api_version,
+                "kind": LEASE.kind,
+                "namespace": namespace,
+                "name": NAME,
+            },
+            "type": "Normal",
+            "reason": "LeaderElection",
+            "message": f"{self._elector.identity} became leader",
+            "source": {"component": NAME},
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "count": 1,
+        }
+        try:
+            await self._client.create(event)
+        except OarsError as error:
+            log.warning(pairs("event refused", lease=NAME, error=error.message))
 
     async def _watch_jobs(self) -> None:
         """An older installation has no ComputeJobs, or does not let the operator read them. It then serves clusters

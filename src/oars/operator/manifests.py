@@ -23,7 +23,11 @@ SELECTOR = names.OPERATOR
 MATCH = {"matchLabels": SELECTOR}
 LABELS = {**SELECTOR, "app.kubernetes.io/part-of": "oars", "app.kubernetes.io/version": oars.__version__}
 # Measured with hundreds of clusters, plus a margin. There is no CPU limit: a throttled operator could lose its Lease.
-RESOURCES = {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "512Mi"}}
+# Ephemeral storage: its log, which Kubernetes rotates, and /tmp.
+RESOURCES = {
+    "requests": {"cpu": "50m", "memory": "96Mi", "ephemeral-storage": "64Mi"},
+    "limits": {"memory": "512Mi", "ephemeral-storage": "256Mi"},
+}
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ def deployment(options: InstallOptions) -> Object:
 def _object(kind: str, options: InstallOptions, **spec: object) -> Object:
     """An object of install.yaml with its metadata and further fields of its spec."""
     found: Object = yaml.safe_load(TEMPLATE.read_text())[kind]
-    metadata = {"name": NAME, "namespace": options.namespace, "labels": dict(LABELS)}
+    own = {"name": NAME, "namespace": options.namespace, "labels": dict(LABELS)}
+    metadata = {**own, **found.pop("metadata", {})}
     result = {"apiVersion": found.pop("apiVersion"), "kind": kind, "metadata": metadata, **found}
     return result | ({"spec": {**result["spec"], **spec}} if spec else {})

@@ -187,6 +187,7 @@ QUEUES = (
 LEASES = (
     Rule("coordination.k8s.io", ("leases",), ("create",), "leader election"),
     Rule("coordination.k8s.io", ("leases",), ("get", "update", "patch"), "leader election", (NAME,)),
+    Rule("", ("events",), ("create",), "announce the leader"),
 )
 # For every authenticated user, the operator among them: where the operator is, whether it is running, and whether
 # authors are checked. None of these objects is confidential.

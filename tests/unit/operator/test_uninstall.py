@@ -34,11 +34,11 @@ class Cluster:
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         if kind == CRD and name in crd.MARS_JOB_NAMES:
             return {"metadata": {"name": name, "labels": self.labels}}
-        if kind == DEPLOYMENT and self.deployments:
-            return self.deployments[0]
         raise ApiError(404, {})
 
-    async def list(self, kind: Kind, **_: Any) -> Listing:
+    async def list(self, kind: Kind, *_: Any, **__: Any) -> Listing:
+        if kind == DEPLOYMENT:
+            return Listing(self.deployments, "1")
         return Listing(self.jobs if kind == KINDS[0] else [], "1")
 
 
