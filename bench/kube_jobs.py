@@ -42,6 +42,7 @@ from bench.kube_start import CPU, HEAD_MEMORY, HOME, MEMORY, OARS
 from bench.peers import dashboard, kuberay
 from lab import kube as kubes
 from lab import kwok, settings
+from oars.base.errors import OarsError
 from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.kinds import JOB, Kind, Object
@@ -210,6 +211,7 @@ def bench_start(lab: Lab) -> dict[str, Any]:
         for engine in PROGRAMS:
             rows.append(_compared_start(engine, _rounds_of_start(cluster, engine)))
             say(str(rows[-1]))
+            store("start", {"rows": rows, "workers": WORKERS})
     return {"rows": rows, "workers": WORKERS}
 
 
@@ -382,13 +384,14 @@ async def bench_many(client: Client, lab: Lab) -> dict[str, Any]:
         for name in (*measures, *measures)[number % len(measures) :][: len(measures)]:
             runs[name].append(await measures[name]())
             say(f"{number + 1}/{ROUNDS}: {name} {runs[name][-1]}")
+            store("many", runs)
     return runs
 
 
 async def _is_served(client: Client, kind: Kind) -> bool:
     try:
         await client.list(kind, "default", limit=1)
-    except oars.base.errors.OarsError:
+    except OarsError:
         return False
     return True
 
@@ -422,14 +425,18 @@ def main() -> int:
     if unknown := [part for part in chosen if part not in PARTS]:
         raise SystemExit(f"{unknown[0]} is unknown; the parts are {', '.join(PARTS)}.")
     for part in chosen:
-        when, before = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), os.getloadavg()
         result = PARTS[part]()
-        facts = {"oars": oars.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        kept[part] = {"when": when, **facts, "load_before": before, "result": result}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        store(part, result)
         print(json.dumps(result, indent=1))
     return 0
+
+
+def store(part: str, result: dict[str, Any]) -> None:
+    facts = {"oars": oars.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept[part] = {"when": when, **facts, "load": os.getloadavg(), "result": result}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

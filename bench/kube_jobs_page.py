@@ -40,12 +40,15 @@ def section(path: Path) -> Iterator[str]:
         yield START
         yield from _start(record["start"])
     if "many" in record:
-        yield MANY.format(jobs=record["many"]["result"]["ours"][0]["jobs"])
+        yield MANY.format(jobs=record["many"]["result"]["by_hand"][0]["jobs"])
         yield from _many(record["many"])
 
 
 def _measured(part: Mapping[str, Any], rounds: int) -> str:
-    return f"Measured {part['when']}, {rounds} alternating rounds, {part['cores']} cores; medians.\n"
+    load = part["load"][0]
+    return (
+        f"Measured {part['when']}, {part['cores']} cores, load at the end {load:.1f}; alternating rounds: {rounds}.\n"
+    )
 
 
 def _start(part: Mapping[str, Any]) -> Iterator[str]:
@@ -63,12 +66,13 @@ def _start(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _many(part: Mapping[str, Any]) -> Iterator[str]:
     result = part["result"]
-    yield _measured(part, len(result["ours"]))
+    yield _measured(part, len(result["by_hand"]))
     yield "| what | seconds | operator's CPU seconds | operator's MB | writes per job | CPU seconds of Kubernetes |"
     yield "|---|---|---|---|---|---|"
     for name, words in ROWS.items():
         keys = ("seconds", "cpu", "megabytes", "writes_per_job", "cpu_kubernetes")
-        yield f"| {words} | {' | '.join(_median(result[name], key) for key in keys)} |"
+        if result[name]:
+            yield f"| {words} | {' | '.join(_median(result[name], key) for key in keys)} |"
     yield ""
 
 

@@ -65,8 +65,13 @@ def test_page_shows_a_missed_limit(tmp_path: Path) -> None:
     run = {"jobs": 300, "seconds": 60.0}
     ours = {**run, "cpu": 10.0, "megabytes": 90.0, "writes_per_job": 20.5, "cpu_kubernetes": 50.0}
     record = {
-        "start": {"when": "now", "cores": 2, "result": {"rows": [row], "workers": 2}},
-        "many": {"when": "now", "cores": 2, "result": {"by_hand": [run], "ours": [ours], "kuberay": [ours]}},
+        "start": {"when": "now", "cores": 2, "load": [1.0], "result": {"rows": [row], "workers": 2}},
+        "many": {
+            "when": "now",
+            "cores": 2,
+            "load": [1.0],
+            "result": {"by_hand": [run], "ours": [ours], "kuberay": [ours]},
+        },
     }
     file = tmp_path / "kube_jobs.json"
     file.write_text(json.dumps(record))
