@@ -54,6 +54,7 @@ class Port:
     dashboard: bool = False  # serves the page that people look at
     secret: str = ""  # it speaks HTTP and requires this file of the cluster's secrets as a bearer token
     metrics: bool = False  # serves /metrics for Prometheus
+    for_members: bool = False  # members reach it through the Service; clients do not need it, and may not
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,21 @@ def all_reached(home: Kube, addresses: Iterable[Address]) -> dict[str, set[Addre
     return {name: doors for name, doors in found.items() if doors}
 
 
+# The ports on which the processes of a pod listen, on any address; 0A is LISTEN.
+LISTENING = """
+import json
+rows = [row.split() for name in ("tcp", "tcp6") for row in open(f"/proc/net/{name}").readlines()[1:]]
+print(json.dumps(sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"})))
+"""
+
+
 def addresses_of(home: Kube, pods: Iterable[dict[str, Any]]) -> set[Address]:
-    """Every port of these pods, and of the head's Service."""
-    found = {
-        (pod["status"]["podIP"], port["containerPort"])
-        for pod in pods
-        for container in pod["spec"]["containers"]
-        for port in container.get("ports", ())
-    }
+    """Every port that these pods declare or on which they listen, and those of the head's Service."""
+    found = set()
+    for pod in pods:
+        containers, name = pod["spec"]["containers"], pod["metadata"]["name"]
+        words = ("exec", name, "-c", containers[0]["name"], "--", "python3", "-c", LISTENING)
+        declared = [port["containerPort"] for container in containers for port in container.get("ports", ())]
+        found |= {(pod["status"]["podIP"], port) for port in (*declared, *json.loads(home.kubectl(*words)))}
     service = home.api.get(home.path("services/demo-head"))["spec"]
     return found | {(service["clusterIP"], port["port"]) for port in service["ports"]}

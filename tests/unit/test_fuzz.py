@@ -12,7 +12,7 @@ import copy
 import json
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,7 +230,7 @@ class DamagedWire:
     async def http(self, *_: object, **__: object) -> bytes:
         return text_of(damaged(self.reply, self._rng), self._rng).encode()
 
-    async def ask(self, _: object, request: Any, **__: object) -> Any:
+    async def ask(self, script: str, request: Mapping[str, Any], *, seconds: float = 0.0) -> Any:
         is_drain = self._to_drain is not None and request.get("op") == "drain"
         return damaged(self._to_drain if is_drain else self.reply, self._rng)
 

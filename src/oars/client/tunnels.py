@@ -21,7 +21,7 @@ from oars.kube.kinds import SERVICE, Object
 from oars.kube.port_forward import Forwarder
 from oars.model import Desired, Port
 from oars.places.kube import names
-from oars.places.kube.render.values import head_values, secret_files
+from oars.places.kube.render.values import client_ports, head_values, secret_files
 from oars.places.kube.state.secrets import read_secrets
 from oars.places.process.ledger import locked
 from oars.plan.fill import fill, fill_mapping
@@ -50,7 +50,7 @@ class Tunnels:
 
     async def open(self, state: Path) -> None:
         """`state`: where to make the directory."""
-        served = [port for port in self.cluster.shape.head.process.ports if port.on_service]
+        served = client_ports(self.cluster.shape)
         async with contextlib.AsyncExitStack() as opened:  # if a step fails, close what is open
             directory = owned_directory(state, f"{self.cluster.namespace}-{self.cluster.name}-")
             self.directory = opened.enter_context(directory)
@@ -149,7 +149,7 @@ async def published_address(client: Client, cluster: Desired, find_head: FindHea
     """The address for clients by which others reach the head's Service: that of its load balancer, which may take
     time to get one, of the node with the head's pod, or of the Service itself. This machine may not reach it."""
     name, shape = names.head(cluster.name), cluster.shape
-    served = [port for port in shape.head.process.ports if port.on_service]
+    served = client_ports(shape)
     try:
         async with asyncio.timeout(seconds):
             while not is_published(service := await client.get(SERVICE, name, cluster.namespace)):  # noqa: ASYNC110

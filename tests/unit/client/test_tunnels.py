@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from oars.base.errors import OarsError
-from oars.client.tunnels import Tunnels, endpoints, owned_directory
+from oars.client import tunnels as module
+from oars.client.tunnels import Tunnels, endpoints, make_forwarder, owned_directory
 from oars.kube.kinds import SECRET, SERVICE, Object
+from oars.kube.port_forward import Forwarder
 from oars.model import Port
 from oars.places.kube import names
 from oars.places.kube.render.values import secret_files
@@ -56,13 +58,13 @@ async def no_head() -> Object | None:
     return None
 
 
-def make_tunnels(*missing: str) -> Tunnels:
+def make_tunnels(*missing: str, engine: str = "dask") -> Tunnels:
     """Tunnels to a cluster whose Secret lacks these keys. Its Service has no address: ports are forwarded."""
-    demo, server = cluster(), Server()
+    demo, server = cluster(engine), Server()
     keys = [key for key in secret_files(demo.shape) if key not in missing]
     server.put(SECRET, names.root("demo"), data={key: base64.b64encode(key.encode()).decode() for key in keys})
     server.put(SERVICE, names.head("demo"), spec={"type": "ClusterIP", "clusterIP": "None", "ports": []})
-    return Tunnels(server, build({"engine": "dask"}).spec, demo, no_head)
+    return Tunnels(server, build({"engine": engine}).spec, demo, no_head)
 
 
 def test_two_tunnels_have_their_own_private_directories(tmp_path: Path) -> None:
@@ -80,6 +82,27 @@ def test_two_tunnels_have_their_own_private_directories(tmp_path: Path) -> None:
 
     asyncio.run(open_two())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("engine", "ports"), [("dask", [8786, 8787]), ("mars", [7104])])
+def test_only_ports_for_clients_are_forwarded(
+    engine: str, ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but members reaches the Mars supervisor, so it cannot show whether the Service is reachable either."""
+    forwarded = []
+
+    def forwarder(client: Any, find_head: Any, port: int) -> Forwarder:
+        forwarded.append(port)
+        return make_forwarder(client, find_head, port)
+
+    async def story() -> None:
+        tunnels = make_tunnels(engine=engine)
+        await tunnels.open(tmp_path)
+        await tunnels.close()
+
+    monkeypatch.setattr(module, "make_forwarder", forwarder)
+    asyncio.run(story())
+    assert forwarded == ports
 
 
 def test_failed_open_leaves_no_directory(tmp_path: Path) -> None:

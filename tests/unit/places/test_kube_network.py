@@ -12,6 +12,7 @@ from oars.model import Desired
 from oars.operator import manifests
 from oars.places.kube import names
 from oars.places.kube.render import objects
+from oars.places.kube.render.values import client_ports
 from oars.spec.load import build
 from tests.unit.places.clusters import cluster
 
@@ -55,7 +56,7 @@ def selects(peer: Object, labels: dict[str, str], namespace: str, home: str) -> 
 
 
 def served(desired: Desired) -> set[int]:
-    return {port.default for port in desired.shape.head.process.ports if port.on_service}
+    return {port.default for port in client_ports(desired.shape)}
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -91,6 +92,16 @@ def test_pods_of_the_namespace_reach_the_service_and_members_reach_all(mode: str
     desired = in_mode(mode, engine)
     helper = {names.HELPER_PORT} if mode == "direct" and desired.helper else set()
     assert ports_for(desired, {"app": "visitor"}, "lab") == served(desired) | helper
+    assert ports_for(desired, names.pod_labels("demo", "default"), "lab") is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_supervisor_of_mars_is_for_members_only(mode: str) -> None:
+    """It loads the pickles of all who reach it. Workers reach it through the Service."""
+    desired, supervisor = in_mode(mode, "mars"), 7103
+    assert supervisor in {port["port"] for port in objects.service(desired)["spec"]["ports"]}
+    for labels, namespace in (({"app": "visitor"}, "lab"), (OPERATOR, HOME), (OPERATOR, "lab")):
+        assert supervisor not in (ports_for(desired, labels, namespace) or set())
     assert ports_for(desired, names.pod_labels("demo", "default"), "lab") is None
 
 
@@ -136,6 +147,7 @@ def test_clients_are_labels(labels: dict[str, str], field: str) -> None:
         ("dask", {"host": "demo.example.org", "type": "NodePort"}, {8786, 8787}),
         ("ray", {"host": "demo.example.org"}, {8265}),
         ("mars", {"host": "demo.example.org"}, {7104}),
+        ("mars", {"type": "NodePort"}, {7104}),
     ],
 )
 @pytest.mark.parametrize("mode", MODES)

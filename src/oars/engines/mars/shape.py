@@ -155,7 +155,8 @@ def _head(spec: ClusterSpec) -> Group:
     process = Process(
         argv=_argv(spec, "supervisor", arguments),
         env={**_env(spec, spec.head.env, resources), "OARS_WEB_BIND": "$(bind)"},
-        ports=(Port("supervisor", SUPERVISOR_PORT), web, *sub_ports),
+        # Between Mars' processes there is no authentication, and messages are pickles.
+        ports=(Port("supervisor", SUPERVISOR_PORT, for_members=True), web, *sub_ports),
         files={
             "launch.py": LAUNCH,
             "web_guard.py": WEB_GUARD,

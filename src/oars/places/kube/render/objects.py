@@ -11,7 +11,7 @@ from oars.model import HEAD, Desired, Group, Port
 from oars.places.kube import names
 from oars.places.kube.names import Object
 from oars.places.kube.render.pod import file_key, mounted_files, template
-from oars.places.kube.render.values import CONTROL_TOKEN, secret_files
+from oars.places.kube.render.values import CONTROL_TOKEN, client_ports, secret_files
 from oars.plan.desired import digest
 
 BLOCKED_EVICTION = (
@@ -148,11 +148,11 @@ def disruption_budgets(desired: Desired) -> list[Object]:
 
 def network_policy(desired: Desired) -> Object:
     """The NetworkPolicy. Members reach each other on all ports. Pods of the namespace that have the labels of
-    `expose.clients`, and the operator, reach the head's service ports. Other sources reach only what is exposed: all
-    service ports if the Service is external, the dashboard if there is an Ingress, the metrics of all members from
+    `expose.clients`, and the operator, reach the head's ports for clients. Other sources reach only what is exposed:
+    all of these ports if the Service is external, the dashboard if there is an Ingress, the metrics of all members from
     namespaces with the labels of `expose.metrics`."""
     expose = desired.expose
-    served = _open(*(port.default for port in _service_ports(desired)))
+    served = _open(*(port.default for port in client_ports(desired.shape)))
     if expose.type == "ClusterIP":
         served["from"] = [_clients(desired), *_operator(desired)]
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: desired.name}}}]}, served]

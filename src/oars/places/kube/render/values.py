@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from oars.model import HEAD, Group, Role, Shape
+from oars.model import HEAD, Group, Port, Role, Shape
 from oars.places.kube import names
 
 FILES, SECRETS, SCRATCH = "/etc/oars/files", "/etc/oars/secrets", "/tmp"
@@ -48,6 +48,11 @@ def head_values(host: str, shape: Shape, ports: Mapping[str, int] | None = None)
         "head.host": host,
         **{f"head.{port.name}": str(given.get(port.name, port.default)) for port in shape.head.process.ports},
     }
+
+
+def client_ports(shape: Shape) -> list[Port]:
+    """The head's ports that clients may use."""
+    return [port for port in shape.head.process.ports if port.on_service and not port.for_members]
 
 
 def secret_files(shape: Shape) -> list[str]:
