@@ -1,8 +1,10 @@
 """Figures for docs/reliability.md. Each command writes its part of bench/results/reliability.json; `make docs` writes
 the page.
 
-python -m bench.reliability simulation [SEEDS]   histories (1,000)
-python -m bench.reliability fuzz [INPUTS]        bad inputs (100,000)
+python -m bench.reliability simulation [SEEDS] [FIRST]
+                                                 histories (1,000); from FIRST on, if those before were measured
+python -m bench.reliability fuzz [INPUTS] [KIND …]
+                                                 bad inputs (100,000)
 python -m bench.reliability fairness             reactions while another tenant has trouble
 python -m bench.reliability kills                kills after writes, on the lab's control plane (as root)
 python -m bench.reliability drains [DRAINS] [ENGINE …]
@@ -46,34 +48,43 @@ def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def simulation(seeds: int = 1000) -> dict[str, Any]:
+def simulation(seeds: int = 1000, first: int = 1) -> dict[str, Any]:
+    """Histories `first` to `seeds`, added to those before `first`."""
     import tests.conftest  # noqa: F401 (puts the toy engine on the path)
     from tests.simulation.engine import LATE_SECONDS
     from tests.simulation.test_histories import AT_ONCE, STEP, replay
 
-    counts: Counter[str] = Counter()
+    before = known()["simulation"] if first > 1 else {"histories": 0}
+    if before["histories"] != first - 1:
+        raise SystemExit(f"{before['histories']} histories were measured: continue at {before['histories'] + 1}")
+    totals, started = ("histories", "violations", "kills", "seconds"), time.monotonic()
+    counts = Counter({name: before.get(name, 0) for name in totals} | before.get("acts", {}))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _, text in pool.map(lambda first: replay(first, min(first + STEP - 1, seeds)), range(1, seeds + 1, STEP)):
+        for _, text in pool.map(lambda one: replay(one, min(one + STEP - 1, seeds)), range(first, seeds + 1, STEP)):
             for line in text.splitlines():
                 if line.startswith("seed "):
                     say(line)
             counts.update(json.loads(text.splitlines()[-1]))
-    totals = ("histories", "violations", "kills")
+    counts["seconds"] += round(time.monotonic() - started)
     acts = {name: count for name, count in sorted(counts.items()) if name not in totals}
     return {**{name: counts[name] for name in totals}, "late_seconds": LATE_SECONDS, "acts": acts}
 
 
-def fuzz(inputs: int = 100_000) -> dict[str, Any]:
-    """Per kind how many were tried and how many of them refused. Anything but a refusal ends the run."""
+def fuzz(inputs: int = 100_000, *chosen: str) -> dict[str, Any]:
+    """Per kind how many were tried and how many of them refused. Anything but a refusal ends the run. What was found
+    with kinds that were not chosen is kept."""
     import tests.conftest  # noqa: F401 (puts the toy engine on the path)
     from tests.unit.test_fuzz import KINDS, accepts
 
-    counts = {}
+    counts = known()["fuzz"]["kinds"] if chosen else {}
     with tempfile.TemporaryDirectory() as directory:
         for kind in KINDS:
-            tried = math.ceil(inputs / len(KINDS))
-            refused = sum(not accepts(kind, seed, Path(directory) / "file") for seed in range(tried))
-            counts[kind.__name__.removeprefix("try_")] = {"tried": tried, "refused": refused}
+            name = kind.__name__.removeprefix("try_")
+            if not chosen or name in chosen:
+                tried = math.ceil(inputs / len(KINDS))
+                refused = sum(not accepts(kind, seed, Path(directory) / "file") for seed in range(tried))
+                counts[name] = {"tried": tried, "refused": refused}
+                say(f"{name}: {counts[name]}")
     return {"inputs": sum(each["tried"] for each in counts.values()), "kinds": counts}
 
 
