@@ -22,7 +22,7 @@ from tests.unit.local_clusters import OTHER, record
 # What typeshed knows for Linux and not for macOS, as far as anything might use it.
 WITHOUT = """
 import asyncio, ctypes, fcntl, os, signal, socket, sys, time
-import aiohttp, click, pydantic, sysconfig, yaml
+import aiohttp, click, psutil, pydantic, sysconfig, yaml
 sysconfig.get_config_vars()
 missing = {
     os: ["pidfd_open", "memfd_create", "eventfd", "sched_getaffinity", "waitid", "P_PID", "P_PIDFD", "WNOWAIT",
@@ -53,12 +53,10 @@ process.PROC = Path("/no-such-directory")
 IMPORT = """
 import importlib, pkgutil
 import oars
-INSIDE = ("head_helper", "head_plugin", "launch", "session", "executor", "link", "calls", "fork_server", "driver_hook",
-          "shell_startup", "__main__")
+INSIDE = ("head_helper", "head_plugin", "launch", "fork_server", "driver_hook", "shell_startup", "__main__")
 imported = []
 for found in pkgutil.walk_packages(oars.__path__, "oars."):
-    # oars.compat imports engines, whose libraries notice the pretence.
-    if not found.name.endswith(INSIDE) and not found.name.startswith(("oars.testing", "oars.compat")):
+    if not found.name.endswith(INSIDE) and not found.name.startswith("oars.testing"):
         importlib.import_module(found.name)
         imported.append(found.name)
 print(len(imported))
