@@ -37,7 +37,7 @@ BANNED = (
 )
 WORDS = re.compile(r"\b(" + "|".join(BANNED).replace(" ", r"\s+") + r")\b", re.IGNORECASE)
 # A name that the reader would have to fill in. Help texts may have it: they are written before there is a cluster.
-PLACEHOLDER = re.compile(r"\b(?:oars|kubectl) [a-z][^`]*? (?:NAME(?:SPACE)?|CLUSTER|ENGINE|FILE|DIR|NODE|GROUP|IMAGE)\b")
+PLACEHOLDER = re.compile(r"\b(?:oars|kubectl) [a-z][^`]*? (?:NAME(?:SPACE)?|CLUSTER|ENGINE|FILE|DIR|NODE|GROUP)\b")
 
 
 def name(path: Path) -> str:
