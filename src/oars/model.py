@@ -157,7 +157,8 @@ class Group:
     # What the engine's scheduler may place on one member: "cpu", "gpu", "memory" and names of the user. Empty: as
     # `resources` says.
     offers: Mapping[str, float] = field(default_factory=dict)
-    number_label: str = ""  # in which the place numbers the members: 0, 1 and so on; empty: it does not
+    number_label: str = ""  # in which the place numbers the members; empty: it does not
+    first_number: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -127,7 +127,8 @@ def test_documents_example_runs_under_the_names_of_the_page(adopting: Stage) -> 
 
 
 def test_end_of_the_scheduler_fails_the_job_and_stops_its_pods(adopting: Stage) -> None:
-    create(adopting, ttlSecondsAfterFinished=3600)
+    """With cleanPodPolicy All."""
+    create(adopting, cleanPodPolicy="All", ttlSecondsAfterFinished=3600)
     await_state(adopting, "Running")
     end_head(adopting, 1)
     found = await_state(adopting, "Failed")
@@ -139,7 +140,117 @@ def test_end_of_the_scheduler_fails_the_job_and_stops_its_pods(adopting: Stage) 
         "failed": 1,
     }
     reasons = {event["reason"] for event in adopting.events(NAME)}
-    assert {"JobCreated", "JobFailed"} <= reasons | {"JobCreated"} and "JobFailed" in reasons
+    assert {"JobCreated", "JobFailed"} <= reasons
+
+
+def test_pods_stay_after_the_end_of_the_scheduler_until_the_ttl(adopting: Stage) -> None:
+    """With the document's cleanPodPolicy, None."""
+    create(adopting)
+    await_state(adopting, "Running")
+    until("it is complete", lambda: len(adopting.workers(NAME)) == 2, SECONDS)
+    before = {pod["metadata"]["uid"] for pod in adopting.pods(NAME)}
+    end_head(adopting, 0)
+    await_state(adopting, "Succeeded")
+    victim = adopting.pods(NAME, "worker")[0]["metadata"]["name"]
+    adopting.kube.kubectl("annotate", "marsjob", NAME, "note=a-pass")  # the operator looks at it again
+    adopting.kube.kubectl("delete", f"pod/{victim}", "--grace-period=0", "--force")
+    until("Kubernetes replaces it", lambda: len(adopting.workers(NAME)) == 2, SECONDS)
+    after = {pod["metadata"]["uid"] for pod in adopting.pods(NAME)}
+    assert len(before & after) == 2 and len(after) == 3
+    adopting.kube.api.patch(f"{jobs(adopting)}/{NAME}", {"spec": {"ttlSecondsAfterFinished": 1}})
+    until("the job is gone", lambda: not exists(adopting), SECONDS)
+    until("nothing is left", lambda: not left(adopting), SECONDS)
+
+
+def test_spot_workers_have_their_labels_and_the_numbers_that_follow(adopting: Stage) -> None:
+    roles = document("mars-image:1", **POD)["spec"]["marsReplicaSpecs"]
+    roles["Worker"] |= {"replicas": 3, "spotReplicaSpec": {"spotReplicaNumber": 1, "labels": {"quota": "spot"}}}
+    create(adopting, marsReplicaSpecs=roles)
+    await_state(adopting, "Running")
+    names_of = [f"{NAME}-worker-{number}" for number in range(3)]
+    until("workers resolve", lambda: all(len(addresses(adopting, each)) == 1 for each in names_of), SECONDS)
+    (spot,) = adopting.kube.pods("quota=spot")
+    assert addresses(adopting, names_of[2]) == {spot["metadata"]["name"]}
+    assert spot["metadata"]["labels"]["replica-index"] == "2"
+    roles["Worker"]["replicas"] = 2  # one normal worker less: the spot worker gets its number
+    adopting.kube.api.patch(f"{jobs(adopting)}/{NAME}", {"spec": {"marsReplicaSpecs": roles}})
+    until("it is worker 1", lambda: addresses(adopting, names_of[1]) == {spot["metadata"]["name"]}, SECONDS)
+
+
+def test_cron_policy_starts_runs_that_are_named_as_in_kubedl(adopting: Stage) -> None:
+    """At the next minute."""
+    created = create(adopting, cronPolicy={"schedule": "* * * * *", "concurrencyPolicy": "Forbid"})
+    await_state(adopting, "Running")  # the job itself runs at once
+
+    def runs() -> list[Object]:
+        query = f"?labelSelector=kubedl.io/cron-name%3D{NAME}"
+        listed: list[Object] = adopting.kube.api.get(jobs(adopting) + query)["items"]
+        return listed
+
+    until("a run has started", lambda: bool(runs()), SECONDS)
+    (run,) = runs()
+    name = run["metadata"]["name"]
+    assert name.startswith(f"{NAME}-") and int(name.rpartition("-")[2]) % 60 == 0
+    assert "cronPolicy" not in run["spec"] and run["spec"]["marsReplicaSpecs"] == created["spec"]["marsReplicaSpecs"]
+    adopting.kube.api.patch(f"{jobs(adopting)}/{NAME}", {"spec": {"cronPolicy": {"suspend": True}}})
+    path = f"{jobs(adopting)}/{name}"
+    until(
+        "it runs",
+        lambda: (
+            [each["type"] for each in adopting.kube.api.get(path).get("status", {}).get("conditions", ())][-1:]
+            == ["Running"]
+        ),
+        SECONDS,
+    )
+    adopting.kube.kubectl("delete", "marsjob", NAME)
+    until("its runs are gone with it", lambda: not runs() and not left(adopting), SECONDS)
+
+
+@pytest.fixture
+def volcano(stage: Stage) -> Iterator[None]:
+    """The definition of Volcano's PodGroup, without its scheduler."""
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "podgroups.scheduling.volcano.sh"},
+        "spec": {
+            "group": "scheduling.volcano.sh",
+            "scope": "Namespaced",
+            "names": {"kind": "PodGroup", "listKind": "PodGroupList", "plural": "podgroups", "singular": "podgroup"},
+            "versions": [{
+                "name": "v1beta1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+                },
+            }],
+        },
+    }  # fmt: skip
+    where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/podgroups.scheduling.volcano.sh"
+    stage.kube.api.apply(where, definition)
+    path = stage.kube.path("podgroups", "apis/scheduling.volcano.sh/v1beta1")
+    until("PodGroups are served", lambda: stage.kube.api.raw("GET", path)[0] == 200)
+    yield
+    stage.kube.api.delete(where)
+
+
+def test_job_with_a_queue_is_scheduled_by_volcano_as_a_whole(adopting: Stage, volcano: None) -> None:
+    create(adopting, schedulingPolicy={"queue": "team-a", "minAvailable": 2})
+    until("its pods wait for Volcano", lambda: len(adopting.pods(NAME)) == 3, SECONDS)
+    group = adopting.kube.api.get(f"{adopting.kube.path('podgroups', 'apis/scheduling.volcano.sh/v1beta1')}/{NAME}")
+    assert (group["spec"]["queue"], group["spec"]["minMember"]) == ("team-a", 2)
+    assert group["spec"]["minResources"] == {"cpu": "6000m", "memory": str(6 * 2**30)}
+    for pod in adopting.pods(NAME):
+        assert pod["spec"]["schedulerName"] == "volcano"
+        assert pod["metadata"]["annotations"][names.GANG] == NAME
+    assert not any("schedulingPolicy" in each for each in status(adopting)["notHonoured"])
+
+
+def test_job_with_a_queue_runs_without_volcano_and_says_so(adopting: Stage) -> None:
+    create(adopting, schedulingPolicy={"queue": "team-a"})
+    await_state(adopting, "Running")
+    assert any(each.startswith("spec.schedulingPolicy.queue:") for each in status(adopting)["notHonoured"])
 
 
 def test_job_fails_at_its_deadline_and_is_deleted_after_its_ttl(adopting: Stage) -> None:

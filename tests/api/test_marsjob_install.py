@@ -64,6 +64,8 @@ def test_definitions_and_rights_come_with_the_operator_and_go_with_it(kube_api: 
     until("roles are effective", lambda: "created" in _or_error(kube_api, "--dry-run=server", "--as=editor"))
     refusal = "you need the right to create pods"
     until("the policy is enforced", lambda: refusal in _or_error(kube_api, "--dry-run=server", "--as=author"))
+    account = f"--as=system:serviceaccount:{home}:oars-operator"  # it may not create pods, but runs of a cronPolicy
+    until("the operator may run jobs", lambda: "created" in _or_error(kube_api, "--dry-run=server", account))
 
     create(kube_api)
     with pytest.raises(OarsError, match=f"{kube_api.namespace}/mars-test-demo"):

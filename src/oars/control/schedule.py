@@ -9,7 +9,7 @@ from typing import Protocol
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
 from oars.plan.jobs import Hold
-from oars.plan.schedule import POLL, RunSeen, cancelled, decide_schedule, held, shown
+from oars.plan.schedule import POLL, RunSeen, cancelled, decide_schedule, held, run_name, shown
 from oars.spec.job import Schedule
 from oars.spec.job_status import JobStatus, ScheduleStatus
 
@@ -41,6 +41,7 @@ class Template:
     is_cancelled: bool = False
     is_deleted: bool = False
     hold: Hold | None = None
+    name_run: Callable[[str, float], str] = run_name
 
 
 async def reconcile_schedule(
@@ -84,7 +85,9 @@ async def _run_due(
             found = [*found, RunSeen(starting, now)]
         except OarsError as error:
             failure = error
-    decision = decide_schedule(template.name, schedule, template.created, before, found, now)
+    decision = decide_schedule(
+        template.name, schedule, template.created, before, found, now, name_run=template.name_run
+    )
     if failure is not None and decision.status.last == before.last:
         raise failure
     missed = decision.status.missed + (failure is not None)  # a later run is due, and takes the place of that one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from oars.convert import commands, pods
@@ -10,6 +11,7 @@ from oars.convert.clusters import cluster, filled
 from oars.convert.fields import Fields
 
 ROLES = ("Scheduler", "WebService", "Worker")
+SPOT = "spot"  # the group of spot workers
 _PROGRAM = re.compile(r"(xorbits\._)?mars\.deploy\.(kubernetes|oscar|kubedl)\.(scheduler|supervisor|web|worker)")
 _SCRIPTS = ("mars-scheduler", "mars-supervisor", "mars-web", "mars-worker")
 # Variables that Oars sets itself, or that only other versions of Mars read.
@@ -23,17 +25,21 @@ ENGINE = pods.Engine((11111, 7103, 7104), _VARIABLES, "mars")
 def mars_job(spec: Fields, metadata: Fields) -> dict[str, Any]:
     roles = _roles(spec)
     priority_class = spec.block("schedulingPolicy").text("priorityClassName")
-    head, image = _member(roles.block("Scheduler"), "head", priority_class, None)
-    worker = roles.block("Worker")
+    scheduler, worker = roles.block("Scheduler"), roles.block("Worker")
+    head, image = _member(scheduler, "head", priority_class, None)
+    count, spot = _spot(scheduler)
+    if count:
+        head = _as_spot(head, spot)
     replicas = worker.whole("replicas")
     group, worker_image = _member(worker, "worker", priority_class, image)
     name = image or worker_image
-    group = {"name": "default", "replicas": 1 if replicas is None else replicas, **group, **_memory(spec)}
+    replicas = 1 if replicas is None else replicas
+    groups = _with_spots({"name": "default", "replicas": replicas, **group, **_memory(spec)}, *_spot(worker))
     distribution = {} if name and "xorbits" in name else {"distribution": "pymars"}
     host = filled({"host": spec.text("webHost")})
     seconds = spec.whole("activeDeadlineSeconds")
     lifetime = {"max": f"{seconds}s"} if seconds else {}
-    return cluster("mars", name, head, [group], expose=host, lifetime=lifetime, mars=distribution)
+    return cluster("mars", name, head, groups, expose=host, lifetime=lifetime, mars=distribution)
 
 
 def _roles(spec: Fields) -> Fields:
@@ -59,6 +65,38 @@ def _member(
         pod.spec.setdefault("priorityClassName", priority_class)
     fields = {**pods.read_sizes(pod), "env": pod.env}
     return filled({**fields, "pod": pod.overlay(image or pod.image)}), pod.image
+
+
+def _spot(role: Fields) -> tuple[int, dict[str, Any]]:
+    """How many members of the role are spot members, and what their pods have."""
+    block = role.block("spotReplicaSpec")
+    pod = {"metadata": filled({"labels": block.pairs("labels")})}
+    # KubeDL replaces the priority class of the template, also by none.
+    return block.whole("spotReplicaNumber") or 0, {
+        **pod,
+        "spec": {"priorityClassName": block.text("priorityClassName")},
+    }
+
+
+def _with_spots(group: dict[str, Any], count: int, spot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The group, and the one of its spot members: the last ones, as in KubeDL."""
+    if count <= 0:
+        return [group]
+    if count >= group["replicas"]:
+        return [_as_spot(group, spot)]
+    return [
+        {**group, "replicas": group["replicas"] - count},
+        {**_as_spot(group, spot), "name": SPOT, "replicas": count},
+    ]
+
+
+def _as_spot(member: Mapping[str, Any], spot: Mapping[str, Any]) -> dict[str, Any]:
+    """The member as a spot member."""
+    pod = member.get("pod") or {}
+    metadata = dict(pod.get("metadata") or {})
+    labels = {**(metadata.get("labels") or {}), **spot["metadata"].get("labels", {})}
+    own = filled({**(pod.get("spec") or {}), **spot["spec"]})
+    return {**member, "pod": filled({**pod, "metadata": filled({**metadata, "labels": labels}), "spec": own})}
 
 
 def _is_mars(found: list[str]) -> bool:

@@ -472,10 +472,9 @@ MARS_JOB = Table(
             unmet(f"{_REPLICA}.{role}.restartPolicy", "Oars restarts the members of a cluster", "Always")
             for role in ("Scheduler", "WebService", "Worker")
         ),
-        *(
-            unmet(f"{_REPLICA}.{role}.spotReplicaSpec", "Oars has no spot workers; use a second group")
-            for role in ("Scheduler", "WebService", "Worker")
-        ),
+        kept(f"{_REPLICA}.Scheduler.spotReplicaSpec", "`head.pod`: labels and priority class"),
+        unmet(f"{_REPLICA}.WebService.spotReplicaSpec", "the head serves the web page"),
+        kept(f"{_REPLICA}.Worker.spotReplicaSpec", "a second group, `spot`, with its labels and priority class"),
         *(
             kept(f"{_REPLICA}.{role}.template.spec.containers[].{name}", "commands of Mars; others are not honoured")
             for role in ("Scheduler", "Worker")

@@ -5,6 +5,7 @@ Environment:
 
     OARS_TOKEN_FILE   the file with the token; a request must have the header "Authorization: Bearer TOKEN"
     OARS_WEB_BIND     the address that the server listens on
+    OARS_WEB_AUTH     none: requests need no token. Everybody who reaches the server can use the cluster
 
 The token is what protects the cluster. The checks of Host, Origin and Sec-Fetch-Site protect it also where something
 adds the token for a browser: a page of another site can do nothing, not even after DNS rebinding.
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tornado.web import Application, RequestHandler, stream_request_body
 
-TOKEN_FILE, BIND = "OARS_TOKEN_FILE", "OARS_WEB_BIND"
+TOKEN_FILE, BIND, AUTH = "OARS_TOKEN_FILE", "OARS_WEB_BIND", "OARS_WEB_AUTH"
 OPEN_PATHS = ("/health", "/api/oars/health")  # for probes, which cannot send a token; the replies contain nothing
 TOKEN_NEEDED = (
     "This server requires the cluster's token; start programs with `oars run`, `oars exec` or `oars shell`, "
@@ -34,8 +35,9 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def check(path: str, headers: Mapping[str, str], token: str, bind: str) -> Refusal | None:
-    """Why a request is refused; None: it is not. The names of headers are as in HTTPHeaders: case does not matter."""
+def check(path: str, headers: Mapping[str, str], token: str | None, bind: str) -> Refusal | None:
+    """Why a request is refused; None: it is not. The names of headers are as in HTTPHeaders: case does not
+    matter. token: None if none is needed."""
     if path in OPEN_PATHS:
         return None
     host, origin = headers.get("Host", "").lower(), headers.get("Origin")
@@ -47,7 +49,7 @@ def check(path: str, headers: Mapping[str, str], token: str, bind: str) -> Refus
     if headers.get("Sec-Fetch-Site", "none") not in ("same-origin", "none"):
         return Refusal(403, "This server refuses requests of other sites")
     given = headers.get("Authorization", "").encode()
-    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+    if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
         return Refusal(401, TOKEN_NEEDED)
     return None
 
@@ -81,10 +83,10 @@ class Refused(RequestHandler):
         """Drop it."""
 
 
-def install(token: str, bind: str) -> None:
+def install(token: str | None, bind: str) -> None:
     """Check the requests of all tornado applications in this process, before they find a handler: pages, static files
     and WebSockets alike."""
-    if not token:
+    if token == "":
         raise ValueError("the cluster's token is empty")
     original = Application.find_handler
 
@@ -99,4 +101,4 @@ def install(token: str, bind: str) -> None:
 
 if __name__ != "oars.engines.web_guard":  # not imported by the control plane or its tests
     with open(os.environ[TOKEN_FILE]) as file:
-        install(file.read().strip(), os.environ[BIND])
+        install(None if os.environ.get(AUTH) == "none" else file.read().strip(), os.environ[BIND])

@@ -22,6 +22,7 @@ from oars.kube.errors import ApiError, is_not_found
 from oars.kube.kinds import VALIDATING_ADMISSION_POLICY, VALIDATING_ADMISSION_POLICY_BINDING, Object
 from oars.model import Cause
 from oars.operator import crd
+from oars.operator.rbac import RUNS
 from oars.operator.safe_fields import (
     ANY,
     AREAS,
@@ -60,13 +61,14 @@ def manifests(engine_names: Iterable[str] | None = None, *, trust_authors: bool 
 
 def mars_job_manifests(*, trust_authors: bool = False) -> list[Object]:
     """The policy for MarsJobs and its binding. They consist of pod templates, so their authors need the right to create
-    pods."""
+    pods. The operator has a right of its own instead: it copies MarsJobs whose authors were checked."""
     rule = {"apiGroups": list(crd.MARS_JOB_GROUPS), "apiVersions": ["*"], "operations": ["CREATE", "UPDATE"]}
     is_same = "request.operation == 'UPDATE' && object.spec == oldObject.spec"
+    is_run = f"request.operation == 'CREATE' && {_is_allowed(Right(*RUNS))}"
     validations = []
     for right, when in ((PODS, "true"), (INGRESSES, "has(object.spec.webHost)")):
         message = f"to create or change this MarsJob you need the right to create {_resource(right)} in its namespace"
-        expression = f"!({when}) || ({is_same}) || {_is_allowed(right)}"
+        expression = f"!({when}) || ({is_same}) || ({is_run}) || {_is_allowed(right)}"
         validations.append({"expression": expression, "reason": "Forbidden", "message": message})
     spec = {
         "failurePolicy": "Fail",

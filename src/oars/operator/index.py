@@ -167,6 +167,9 @@ class Watches:
             else:
                 self.resources[key] = new
             self.on_resource(new or old or {})
+            schedule = Key(kind, key.namespace, str((metadata.get("labels") or {}).get(names.SCHEDULE, "")))
+            if schedule in self.resources:
+                self._wake(schedule, PROGRESS)  # one of its runs may have ended
             # A change of the status alone needs no pass: the operator wrote it.
             if old is None or new is None or _spec_version(old) != _spec_version(new):
                 self._wake(key, NOW)

@@ -19,8 +19,16 @@ from oars.places.report import Report
 from oars.spec.status import Phase
 
 SCHEDULER, WEB, WORKER = ROLES
-CREATED, RUNNING, RESTARTING, SUCCEEDED, FAILED = "Created", "Running", "Restarting", "Succeeded", "Failed"
+CREATED, QUEUING, RUNNING, RESTARTING = "Created", "Queuing", "Running", "Restarting"
+SUCCEEDED, FAILED = "Succeeded", "Failed"
 RESTARTS = ("Always", "OnFailure")  # policies with which a scheduler that ended is started again
+# With the policy ExitCode, how a worker ended that KubeDL starts again.
+RETRYABLE_CODES = (130, 137, 138, 143)
+RETRYABLE_REASONS = ("OOMKilled", "Killed", "Evicted", "UnexpectedAdmissionError")
+LOST_WORKERS = "lostWorkers"  # field of the status: name → group of the workers that are not replaced
+WAITING = "queueMessage"  # field of the status: why the job waits for its queue
+KEEP = "None"  # the cleanPodPolicy with which the pods stay
+HEAD_SLACK = 30.0  # seconds after the start of a new head in which workers end because of the former one
 MAX_MESSAGE = 1000
 
 
@@ -29,24 +37,34 @@ class Policy:
     """What of the spec decides how the job ends. Times in seconds; None: no limit."""
 
     restart: str = "Never"  # of the scheduler
+    worker_restart: str = "ExitCode"
     backoff_limit: int | None = None
     deadline: int | None = None
     ttl: int | None = None
 
 
 def policy_of(spec: Mapping[str, Any]) -> Policy:
+    """A job with a cronPolicy has no `ttl`: its runs would be deleted with it."""
     roles = {str(name).lower(): role for name, role in spec["marsReplicaSpecs"].items()}
-    scheduler = roles.get(SCHEDULER.lower()) or {}
+    scheduler, worker = roles.get(SCHEDULER.lower()) or {}, roles.get(WORKER.lower()) or {}
     return Policy(
         restart=scheduler.get("restartPolicy") or "Never",
+        worker_restart=worker.get("restartPolicy") or "ExitCode",
         backoff_limit=spec.get("backoffLimit"),
         deadline=spec.get("activeDeadlineSeconds"),
-        ttl=spec.get("ttlSecondsAfterFinished"),
+        ttl=None if spec.get("cronPolicy") else spec.get("ttlSecondsAfterFinished"),
     )
 
 
 def is_ended(status: Mapping[str, Any]) -> bool:
     return bool(status.get("completionTime"))
+
+
+def keeps_pods(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
+    """True if the scheduler has ended the job and its pods stay. Those of a job whose time or restarts are used up are
+    stopped in any case."""
+    by_scheduler = is_ended(status) and status["conditions"][-1].get("reason") in (f"Job{SUCCEEDED}", f"Job{FAILED}")
+    return by_scheduler and (spec.get("cleanPodPolicy") or KEEP) == KEEP
 
 
 @dataclass(frozen=True)
@@ -75,9 +93,21 @@ class Members:
         """As in KubeDL: the scheduler runs, and a worker exists that has not ended."""
         return any(map(observe.is_running, self.heads)) and any(map(observe.is_up, self.workers))
 
-    def restarting(self) -> Object | None:
-        """A member that died and does not run again yet."""
-        return next((pod for pod in (*self.heads, *self.workers) if ending(pod) and not observe.is_running(pod)), None)
+    def restarting(self, lost: Mapping[str, str]) -> Object | None:
+        """A member that died and does not run again yet, though it will."""
+        staying = [pod for pod in (*self.heads, *self.workers) if pod["metadata"]["name"] not in lost]
+        return next((pod for pod in staying if ending(pod) and not observe.is_running(pod)), None)
+
+    def lost(self, policy: str) -> dict[str, str]:
+        """The workers that ended and are not replaced with this policy, with their group. While no head runs, nothing
+        is lost: workers end with their head."""
+        head = next((pod for pod in self.heads if observe.is_running(pod)), None)
+        if head is None:
+            return {}
+        ended = [pod for pod in self.workers if ending(pod) and not _ended_with_head(pod, head)]
+        return {
+            pod["metadata"]["name"]: observe.group_name(pod) for pod in ended if not is_replaced(policy, ending(pod))
+        }
 
     def restarts(self) -> int:
         return sum(int(container(pod).get("restartCount", 0)) for pod in (*self.heads, *self.workers))
@@ -100,6 +130,25 @@ def ending(pod: Object) -> Mapping[str, Any]:
     return found
 
 
+def is_replaced(policy: str, ended: Mapping[str, Any]) -> bool:
+    """Whether KubeDL starts a worker again that ended so."""
+    code = ended.get("exitCode")
+    if policy == "ExitCode":
+        return code in RETRYABLE_CODES or ended.get("reason") in RETRYABLE_REASONS
+    return policy == "Always" or (policy == "OnFailure" and code != 0)
+
+
+def _ended_with_head(worker: Object, head: Object) -> bool:
+    """True if the worker ended because a former head did."""
+    is_first = not container(head).get("restartCount") and _created(head) <= _created(worker)
+    started = observe.seconds(container(head)["state"]["running"].get("startedAt"))
+    return not is_first and observe.seconds(ending(worker).get("finishedAt")) <= started + HEAD_SLACK
+
+
+def _created(pod: Object) -> float:
+    return observe.seconds(pod["metadata"].get("creationTimestamp"))
+
+
 def follow(
     resource: Object, status: Mapping[str, Any], pods: Sequence[Object], causes: Sequence[Cause], now: float
 ) -> Course:
@@ -113,15 +162,17 @@ def follow(
     started = observe.seconds(status.get("startTime")) or now
     left = math.inf if policy.deadline is None else started + policy.deadline - now
     verdict = _verdict(policy, members, left)
+    lost = {**(status.get(LOST_WORKERS) or {}), **(members.lost(policy.worker_restart) if verdict is None else {})}
     if verdict is not None:
         state, reason, message = verdict.state, verdict.reason, verdict.message
     else:
-        state, reason, message = _state(name, status, members)
+        state, reason, message = _state(name, status, members, lost)
         message = " ".join([message, *(f"{each.message} {each.hint}".strip() for each in causes[:1])])
     changes = {
         "conditions": conditions(status.get("conditions") or (), state, (reason, message[:MAX_MESSAGE]), stamp),
-        "replicaStatuses": _replica_statuses(members, status, verdict),
+        "replicaStatuses": _replica_statuses(members, {**status, LOST_WORKERS: lost}, verdict),
         "startTime": observe.timestamp(started),
+        **({LOST_WORKERS: lost} if lost else {}),
         **({"completionTime": stamp} if verdict is not None else {}),
     }
     events = (Cause(reason, message),) if state != last_type(status) else ()
@@ -146,11 +197,13 @@ def _verdict(policy: Policy, members: Members, left: float) -> Verdict | None:
     return None
 
 
-def _state(name: str, status: Mapping[str, Any], members: Members) -> tuple[str, str, str]:
+def _state(name: str, status: Mapping[str, Any], members: Members, lost: Mapping[str, str]) -> tuple[str, str, str]:
     """State, reason and message of a job that has not ended. A job that has run stays Running while its pods are
     replaced, as in KubeDL."""
     has_run = last_type(status) in (RUNNING, RESTARTING)
-    pod = members.restarting()
+    if waiting := status.get(WAITING):
+        return QUEUING, "JobQueuing", str(waiting)
+    pod = members.restarting(lost)
     if pod is not None and has_run:
         how = observe.ending(ending(pod))
         return RESTARTING, "JobRestarting", f"MarsJob {name} restarts {pod['metadata']['name']}, which {how}."
@@ -176,7 +229,8 @@ def conditions(
         if (last.get("reason"), last.get("message")) == why:
             return list(before)
         return [*before[:-1], {**last, "reason": reason, "message": message, "lastUpdateTime": stamp}]
-    replaced = {state, *((RUNNING, RESTARTING) if state in (RUNNING, RESTARTING) else (FAILED,))}
+    passing = (QUEUING, RUNNING, RESTARTING)
+    replaced = {state, *(passing if state in passing else (FAILED,))}
     kept = [each for each in before if each["type"] not in replaced]
     if state in (SUCCEEDED, FAILED):
         kept = [
@@ -199,8 +253,9 @@ def _replica_statuses(members: Members, status: Mapping[str, Any], verdict: Verd
         known = (status.get("replicaStatuses") or {}).get(SCHEDULER) or {}
         scheduler |= {key: known[key] for key in ("succeeded", "failed") if key in known}
     workers = {"active": sum(map(observe.is_up, members.workers))}
-    if failed := sum(observe.phase(pod) == FAILED for pod in members.workers):
-        workers["failed"] = failed
+    ended = {pod["metadata"]["name"] for pod in members.workers if observe.phase(pod) == FAILED}
+    if failed := ended | (status.get(LOST_WORKERS) or {}).keys():
+        workers["failed"] = len(failed)
     return {SCHEDULER: scheduler, WEB: head, WORKER: workers}
 
 

@@ -29,6 +29,9 @@ MANAGE = ("get", "create", "patch", "delete")
 RESTORE = (*MANAGE, "list", "watch")  # also notice deletions
 CONNECT = ("get", "create")  # a WebSocket is opened by GET; older clients use POST
 API = "rbac.authorization.k8s.io"
+# Group and resource that nobody serves: only roles of Oars have them, and those for everything. Who may create them
+# counts as the operator for the admission policy of MarsJobs.
+RUNS = "internal.oars.dev", "marsjobruns"
 LABELS = {"app.kubernetes.io/name": "oars", "app.kubernetes.io/part-of": "oars"}
 
 
@@ -148,14 +151,18 @@ OPERATOR = (
 )
 _JOBS = MARS_JOB_PLURAL
 # The operator with `--adopt marsjob`, in every namespace it watches.
-MARS_JOBS = tuple(
-    rule
-    for group in MARS_JOB_GROUPS
-    for rule in (
-        Rule(group, (_JOBS,), (*READ, "delete"), "read MarsJobs; delete those whose time has passed"),
-        Rule(group, (f"{_JOBS}/status",), ("get", "patch"), "report the observed state of MarsJobs"),
-        Rule(group, (f"{_JOBS}/finalizers",), ("update",), "set owner references to MarsJobs"),
-    )
+MARS_JOBS = (
+    *(
+        rule
+        for group in MARS_JOB_GROUPS
+        for rule in (
+            Rule(group, (_JOBS,), (*READ, "delete"), "read MarsJobs; delete those whose time has passed"),
+            Rule(group, (_JOBS,), ("create",), "start the runs of a MarsJob's cronPolicy"),
+            Rule(group, (f"{_JOBS}/status",), ("get", "patch"), "report the observed state of MarsJobs"),
+            Rule(group, (f"{_JOBS}/finalizers",), ("update",), "set owner references to MarsJobs"),
+        )
+    ),
+    Rule(RUNS[0], RUNS[1:], ("create",), "these runs are copies of MarsJobs whose authors were checked"),
 )
 _MARS_JOB_VIEWER = tuple(Rule(group, (_JOBS, f"{_JOBS}/status"), READ, "read MarsJobs") for group in MARS_JOB_GROUPS)
 _MARS_JOB_EDITOR = tuple(

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from oars import engines
 from oars.base.errors import OarsError, SpecError
@@ -33,6 +33,7 @@ from oars.spec.resources import show_duration
 from oars.spec.status import Gone, Phase, Status
 
 UNCHECKED = Pause(60.0, limited=True)  # until a refused resource is looked at again: the policy may have changed
+LONGEST = Pause(600.0)
 STANDBY_SECONDS = 1.0  # until a replica whose Lease expired looks again; its elector stops it meanwhile
 REPORT_A_BUG = "This is a bug in Oars; please report it. Check the spec for values of the wrong type."
 
@@ -47,7 +48,11 @@ class Tracked:
     root: ResourceRoot
     place: KubePlace
     loop: Loop
-    desired: Desired
+    specified: Desired  # by the spec alone
+    desired: Desired = field(init=False)  # with what the status requires
+
+    def __post_init__(self) -> None:
+        self.desired = self.specified
 
 
 class InvalidSpec(Exception):
@@ -122,23 +127,30 @@ class ClusterReconciler:
         except NotAllowed as error:
             await self._refuse(key, resource, error.cause)
             return UNCHECKED
-        pause = await tracked.loop.once(tracked.desired)
+        pause, longest, source = LONGEST, math.inf, self._kinds[key.kind]
+        if source.prepare is not None:
+            longest = await source.prepare(self._client, tracked.root, tracked.specified, self._watches.resources)
+            self._settled(key, tracked)
+        if not source.is_left_alone(resource, tracked.root.status):
+            pause = await tracked.loop.once(tracked.desired)
         followed = await self._follow(key, tracked)
         await tracked.root.publish()
         await self._act_on_lifetime(key, tracked)
-        return pause if pause.seconds <= followed else Pause(followed)
+        soon = min(followed, longest)
+        return pause if pause.seconds <= soon else Pause(soon)
 
     async def _follow(self, key: Key, tracked: Tracked) -> float:
         """Let the kind decide what becomes of its resource. Returns the seconds until it must be looked at again."""
         source, root, report = self._kinds[key.kind], tracked.root, tracked.loop.report
-        if source.follow is None or report is None:
+        if source.follow is None:
             return math.inf
-        pods = tracked.place.pods()
-        course = source.follow(root.resource, root.status, pods, report.causes, time.time())
+        causes = report.causes if report is not None else ()
+        course = source.follow(root.resource, root.status, tracked.place.pods(), causes, time.time())
         await root.amend(course.changes, course.events)
         if course.is_over:
             await self._client.delete(source.kind, key.name, key.namespace, uid=tracked.uid)
-        return 0.0 if source.is_ended(root.status) and tracked.desired.running else course.pause
+        is_settled = source.settle(tracked.specified, root.status) == tracked.desired
+        return course.pause if is_settled else 0.0
 
     async def _act_on_lifetime(self, key: Key, tracked: Tracked) -> None:
         """Announce that the cluster is going to end, and delete it when it is due, as its user would."""
@@ -214,23 +226,25 @@ class ClusterReconciler:
         tracked = self._tracked.get(key)
         if tracked is not None and tracked.uid == uid:
             tracked.root.resource = resource
-            if tracked.desired.generation != generation:
-                tracked.desired = await self._desired(key, resource)
+            if tracked.specified.generation != generation:
+                tracked.specified = await self._desired(key, resource)
             else:
-                tracked.desired = with_requests(tracked.desired, resource)
-            tracked.desired = replace(tracked.desired, running=not self._kinds[key.kind].is_ended(tracked.root.status))
-            return tracked
+                tracked.specified = with_requests(tracked.specified, resource)
+            return self._settled(key, tracked)
         desired = await self._desired(key, resource)
         await self._untrack(key)
         reach = Reach(self._client, key.namespace, forward=not self._pod_namespace)
         root = self._root(key, resource)
-        desired = replace(desired, running=not self._kinds[key.kind].is_ended(root.status))
         setting = Setting(
             self._client, self._watches.cluster(key, uid), root, reach, self._lists, self._watches.nodes.departing
         )
         place = KubePlace(setting, key.namespace)
         loop = Loop(place, engines.get(desired.engine), time.time, self._waiting)
         self._tracked[key] = tracked = Tracked(uid, root, place, loop, desired)
+        return self._settled(key, tracked)
+
+    def _settled(self, key: Key, tracked: Tracked) -> Tracked:
+        tracked.desired = self._kinds[key.kind].settle(tracked.specified, tracked.root.status)
         return tracked
 
     def _root(self, key: Key, resource: Object) -> ResourceRoot:

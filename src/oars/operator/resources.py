@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from oars import engines
 from oars.base.errors import SpecError
+from oars.kube.client import Client
 from oars.kube.kinds import Kind, Object
 from oars.model import Cause, Desired, DrainRequest, MemberId
 from oars.operator.crd import NAME as CRD_NAME
@@ -20,6 +21,7 @@ from oars.places.kube.render import objects
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.kube.state import status_codec
 from oars.places.kube.state.observe import seconds
+from oars.places.kube.state.root import ResourceRoot
 from oars.places.kube.state.status_codec import StatusCodec
 from oars.plan.desired import build
 from oars.spec import load
@@ -61,18 +63,30 @@ class Follow(Protocol):
     ) -> Course: ...
 
 
+class Prepare(Protocol):
+    """What a resource needs besides its cluster, before each pass. Returns the seconds until it must be looked at
+    again. resources: all that the operator watches."""
+
+    async def __call__(
+        self, client: Client, root: ResourceRoot, cluster: Desired, resources: Mapping[Key, Object]
+    ) -> float: ...
+
+
 @dataclass(frozen=True)
 class ResourceKind:
     """`desired` raises SpecError for a spec that the schema accepts but Oars does not support. `restricted` returns the
     fields whose author needs more rights than to create the resource, by right; the admission policy `policy` checks
-    that. `is_ended`: by its status the resource needs no members any more."""
+    that. `settle` changes the desired state as the status requires, such as after the end. `is_left_alone`: by its
+    status the members stay as they are, and the loop does nothing."""
 
     kind: Kind
     desired: Callable[[Object], Desired]
     status: StatusCodec
     restricted: Callable[[Object], Mapping[Right, Sequence[str]]] = lambda resource: {}
     follow: Follow | None = None
-    is_ended: Callable[[Mapping[str, Any]], bool] = lambda status: False
+    settle: Callable[[Desired, Mapping[str, Any]], Desired] = lambda desired, status: desired
+    is_left_alone: Callable[[Object, Mapping[str, Any]], bool] = lambda resource, status: False
+    prepare: Prepare | None = None
     policy: str = CRD_NAME
     title: str = ""  # if another kind has the same name
 

@@ -6,7 +6,7 @@ missed are counted, and only the last of them is made up for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -54,13 +54,14 @@ def schedule_of(run: str) -> str:
     return run.rpartition("-")[0]
 
 
-def decide_schedule(
-    job: str, schedule: Schedule, created: float, status: ScheduleStatus, runs: Sequence[RunSeen], now: float
-) -> ScheduleDecision:
+def decide_schedule(  # noqa: PLR0913 (its inputs)
+    job: str, schedule: Schedule, created: float, status: ScheduleStatus, runs: Sequence[RunSeen], now: float, *,
+    name_run: Callable[[str, float], str] = run_name,
+) -> ScheduleDecision:  # fmt: skip
     """The status is stored before the steps, so that a run is not started again after it has ended and was removed."""
     cron, zone = parse_cron(schedule.cron), find_zone(schedule.time_zone)
     ended = sorted((run for run in runs if run.is_final), key=lambda run: run.created, reverse=True)
-    newest = run_name(job, status.last) if status.last is not None else ""  # a late request could create it again
+    newest = name_run(job, status.last) if status.last is not None else ""  # a late request could create it again
     remove = tuple(run.name for run in ended[schedule.history :] if run.name != newest)
     active = tuple(sorted(run.name for run in runs if not run.is_final))
     status, since = _begun(replace(status, active=active), schedule, created, now)
@@ -73,7 +74,7 @@ def decide_schedule(
     if at is None or at <= since:
         return ScheduleDecision(status, remove=remove, pause=pause)
     missed = status.missed + _count(schedule, since, at)
-    name = run_name(job, at)
+    name = name_run(job, at)
     others = tuple(each for each in active if each != name)
     if others and schedule.concurrency == "Forbid":
         status = replace(status, last=at, since=at, missed=missed + 1)

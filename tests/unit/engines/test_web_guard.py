@@ -80,6 +80,20 @@ def test_requests_that_are_refused(bind: str, headers: Mapping[str, str], status
         assert (check(path, headers, "known", bind) is None) == (status is None)
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (SERVICE, None), ({"Host": "lb.example.org:7104"}, None), ({"Host": "demo.example.org"}, None),
+        ({"Host": "demo.example.org", "Origin": "https://evil.example"}, 403),
+        ({"Host": "demo.example.org", "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)  # fmt: skip
+def test_other_sites_are_refused_where_no_token_is_needed(headers: Mapping[str, str], status: int | None) -> None:
+    without = {name: value for name, value in headers.items() if name != "Authorization"}
+    refusal = check("/api/session/x/task", without, None, ALL)
+    assert (refusal.status if refusal else None) == status
+
+
 class Recorder(RequestHandler):
     """Records the bodies that it got."""
 
@@ -190,3 +204,31 @@ def test_script_fails_without_a_token(token: str | None, tmp_path: Path) -> None
     env = {**os.environ, "OARS_TOKEN_FILE": str(file), "OARS_WEB_BIND": LOOPBACK}
     done = subprocess.run([sys.executable, web_guard.__file__], env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and ("No such file" in done.stderr or "token is empty" in done.stderr)
+
+
+@pytest.mark.parametrize(("auth", "status"), [("none", 200), ("token", 401), (None, 401)])
+def test_script_requires_the_token_unless_it_is_switched_off(auth: str | None, status: int, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("known")
+    program = (
+        "import asyncio, runpy, sys, urllib.error, urllib.request\n"
+        "from tornado.web import Application, RequestHandler\n"
+        "from tornado.httpserver import HTTPServer\n"
+        "from tornado.netutil import bind_sockets\n"
+        "runpy.run_path(sys.argv[1])\n"
+        "Page = type('Page', (RequestHandler,), {'get': lambda self: self.write('done')})\n"
+        "async def main():\n"
+        "    server, (socket, *_) = HTTPServer(Application([('/', Page)])), bind_sockets(0, '127.0.0.1')\n"
+        "    server.add_sockets([socket])\n"
+        "    def read():\n"
+        "        try:\n"
+        "            return urllib.request.urlopen(f'http://127.0.0.1:{socket.getsockname()[1]}/').status\n"
+        "        except urllib.error.HTTPError as error:\n"
+        "            return error.code\n"
+        "    print(await asyncio.to_thread(read))\n"
+        "asyncio.run(main())\n"
+    )
+    env = {**os.environ, "OARS_TOKEN_FILE": str(tmp_path / "token"), "OARS_WEB_BIND": LOOPBACK}
+    env |= {"OARS_WEB_AUTH": auth} if auth else {}
+    command = [sys.executable, "-c", program, web_guard.__file__]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{status}\n"

@@ -124,6 +124,53 @@ def test_variables_of_the_user_stay_and_those_of_kubedl_win() -> None:
     assert {each["name"] for each in own} >= {"MARS_K8S_POD_NAME"} and all("valueFrom" in each for each in own)
 
 
+def test_detail_of_a_worker_has_its_resources() -> None:
+    roles = document()["spec"]["marsReplicaSpecs"]
+    roles["Worker"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "1500m", "memory": "1Gi"}}
+    desired = marsjob.desired(job(marsReplicaSpecs=roles))
+    (group,) = desired.shape.workers
+    worker, head = (
+        yaml.safe_load(each.process.env["MARS_CLUSTER_DETAIL"])["task"] for each in (group, desired.shape.head)
+    )
+    assert worker == {"type": "worker", "index": 0, "resources": {"cpu_procs": 2, "phy_mem": 2**30}}
+    assert head == {"type": "scheduler", "index": 0}
+
+
+@pytest.mark.parametrize(("count", "groups"), [(1, [("default", 2), ("spot", 1)]), (3, [("default", 3)])])
+def test_last_workers_are_spot_workers(count: int, groups: list[tuple[str, int]]) -> None:
+    spot = {"spotReplicaNumber": count, "priorityClassName": "low", "labels": {"quota": "spot"}}
+    found = job(**worker_with("Never", 3, spotReplicaSpec=spot), schedulingPolicy={"priorityClassName": "high"})
+    desired = marsjob.desired(found)
+    assert [(each.name, each.replicas) for each in desired.shape.workers] == groups
+    last = desired.shape.workers[-1].pod
+    assert last["spec"]["priorityClassName"] == "low"
+    assert last["metadata"]["labels"]["quota"] == "spot" and last["metadata"]["labels"]["replica-type"] == "worker"
+    assert desired.shape.head.pod["spec"]["priorityClassName"] == "high"
+    services = [each for each in objects.alias_services(desired) if "-worker-" in each["metadata"]["name"]]
+    assert [each["metadata"]["name"] for each in services] == [f"mars-test-demo-worker-{index}" for index in range(3)]
+    assert [each["spec"]["selector"]["oars.dev/group"] for each in services][-1] == groups[-1][0]
+    assert not any("spot" in each for each in marsjob.not_honoured(found, {}))
+
+
+def test_spot_scheduler_has_the_priority_class_and_the_labels() -> None:
+    roles = document()["spec"]["marsReplicaSpecs"]
+    roles["Scheduler"]["spotReplicaSpec"] = {"spotReplicaNumber": 1, "priorityClassName": "low", "labels": {"a": "b"}}
+    head = marsjob.desired(job(marsReplicaSpecs=roles)).shape.head
+    assert head.pod["spec"]["priorityClassName"] == "low" and head.pod["metadata"]["labels"]["a"] == "b"
+
+
+def test_annotation_switches_the_token_of_the_web_service_off() -> None:
+    found = job()
+    assert "OARS_WEB_AUTH" not in marsjob.desired(found).shape.head.process.env
+    found["metadata"]["annotations"] = {"oars.dev/web-auth": "none"}
+    desired = marsjob.desired(found)
+    assert desired.shape.head.process.env["OARS_WEB_AUTH"] == "none"
+    assert "OARS_WEB_AUTH" not in desired.shape.workers[0].process.env
+    found["metadata"]["annotations"] = {"oars.dev/web-auth": "off"}
+    with pytest.raises(SpecError, match="web-auth"):
+        marsjob.desired(found)
+
+
 @pytest.mark.parametrize("spelling", ["memoryTuningPolicy", "workerMemoryTuningPolicy"])
 def test_memory_tuning_in_both_spellings(spelling: str) -> None:
     policy = {"spillDirs": ["/mnt/a"], "workerCachePercentage": 80, "workerCacheSize": "1Gi"}
@@ -133,16 +180,62 @@ def test_memory_tuning_in_both_spellings(spelling: str) -> None:
     assert group.process.env["MARS_CACHE_MEM_SIZE"] == str(2**30)
 
 
-def test_fields_without_effect_are_listed_in_the_status_once_per_generation() -> None:
-    found = job(cronPolicy={"schedule": "0 3 * * *"}, schedulingPolicy={"queue": "a", "priorityClassName": "high"})
+def not_honoured(status: Mapping[str, Any] | None = None, **spec: Any) -> set[str]:
+    """The fields that are listed."""
+    return {each.partition(":")[0] for each in marsjob.not_honoured(job(**spec), status or {})}
+
+
+ROLE = "spec.marsReplicaSpecs"
+ALWAYS_LISTED = {  # of the document
+    f"{ROLE}.Scheduler.template.spec.serviceAccountName",
+    f"{ROLE}.Worker.template.spec.serviceAccountName",
+    f"{ROLE}.WebService.template",
+    f"{ROLE}.WebService.restartPolicy",
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "listed"),
+    [
+        ({}, {"spec.cleanPodPolicy"}),  # the document's None
+        ({"cleanPodPolicy": "Running"}, {"spec.cleanPodPolicy"}),
+        ({"cleanPodPolicy": "All"}, set()),
+        ({"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 1, "backoffLimit": 1, "activeDeadlineSeconds": 1}, set()),
+        ({"cleanPodPolicy": "All", "cronPolicy": {"schedule": "0 3 * * *", "suspend": True, "historyLimit": 1}}, set()),
+        ({"cleanPodPolicy": "All", "cronPolicy": {"schedule": "@every 1h"}}, {"spec.cronPolicy"}),
+        (
+            {"cleanPodPolicy": "All", "schedulingPolicy": {"queue": "a", "minAvailable": 1, "priorityClassName": "b"}},
+            set(),
+        ),
+        ({"cleanPodPolicy": "All", "schedulingPolicy": {"priority": 5}}, {"spec.schedulingPolicy.priority"}),
+        (
+            {"cleanPodPolicy": "All", "memoryTuningPolicy": {"plasmaStore": "/etc/pstore", "lockFreeFileIO": False}},
+            {"spec.memoryTuningPolicy.plasmaStore", "spec.memoryTuningPolicy.lockFreeFileIO"},
+        ),
+        (
+            {"cleanPodPolicy": "All", "workerMemoryTuningPolicy": {"plasmaStore": "/x", "lockFreeFileIO": True}},
+            {"spec.workerMemoryTuningPolicy.plasmaStore"},
+        ),
+        (
+            {"cleanPodPolicy": "All", "memoryTuningPolicy": {"spillDirs": ["/x"], "workerCachePercentage": 50}},
+            set(),
+        ),
+    ],
+)  # fmt: skip
+def test_only_fields_without_their_effect_are_listed(spec: Object, listed: set[str]) -> None:
+    assert not_honoured(**spec) == ALWAYS_LISTED | listed
+
+
+def test_queue_is_listed_where_volcano_is_missing() -> None:
+    policy = {"queue": "a", "minAvailable": 2}
+    both = {"spec.schedulingPolicy.queue", "spec.schedulingPolicy.minAvailable"}
+    assert not_honoured({"podGroup": ""}, schedulingPolicy=policy) >= both
+    assert not not_honoured({"podGroup": "mars-test-demo"}, schedulingPolicy=policy) & both
+
+
+def test_what_is_listed_is_written_once_per_generation() -> None:
+    found = job()
     first = marsjob.course(found, {}, [], (), NOW)
-    fields = {each.partition(":")[0] for each in first.changes["notHonoured"]}
-    assert {"spec.cronPolicy.schedule", "spec.schedulingPolicy.queue"} <= fields or {
-        "spec.cronPolicy",
-        "spec.schedulingPolicy.queue",
-    } <= fields
-    assert "spec.marsReplicaSpecs.WebService.template" in fields
-    assert not any(each.startswith(("spec.ttl", "spec.backoff", "spec.scheduling.priority")) for each in fields)
     assert [each.reason for each in first.events] == ["JobCreated", "NotHonoured"]
     assert first.changes["webServiceAddresses"] == ["mars.domain.com/mars/default/mars-test-demo-webservice-0"]
     again = marsjob.course(found, first.changes, [], (), NOW)
@@ -183,7 +276,7 @@ def test_job_without_replicas_is_refused() -> None:
         ([HEAD, pod(phase="Pending", **waiting())], None, "Running"),  # as in KubeDL
         ([HEAD, WORKER], None, "Running"),
         ([HEAD], RUNNING, "Running"),  # its workers are being replaced
-        ([HEAD, pod(restarts=1, **waiting(), lastState=ended(1)["state"])], RUNNING, "Restarting"),
+        ([HEAD, pod(restarts=1, **waiting(), lastState=ended(1)["state"])], RUNNING, "Running"),  # it is not replaced
         ([HEAD, pod(phase="Failed", containerStatuses=[])], RUNNING, "Running"),
         ([HEAD, pod(restarts=1, lastState=ended(1)["state"])], RUNNING, "Running"),
         ([pod("head", **ended(1)), WORKER], RUNNING, "Failed"),
@@ -207,6 +300,76 @@ def test_state_follows_the_pods(pods: list[Object], before: Object | None, state
 )  # fmt: skip
 def test_end_of_the_scheduler_is_the_verdict_unless_it_is_restarted(policy: str, code: int, state: str) -> None:
     assert after([pod("head", **ended(code)), WORKER], RUNNING, **scheduler_with(policy))[0] == state
+
+
+def worker_with(policy: str | None, replicas: int = 2, **more: Any) -> dict[str, Any]:
+    roles = document()["spec"]["marsReplicaSpecs"]
+    roles["Worker"] |= {"restartPolicy": policy, "replicas": replicas, **more}
+    return {"marsReplicaSpecs": roles}
+
+
+def restarted(code: int, reason: str = "Error") -> Object:
+    """A worker whose container ended and is to be started again."""
+    return pod(restarts=1, **waiting(), lastState={"terminated": {"exitCode": code, "reason": reason}})
+
+
+@pytest.mark.parametrize(
+    ("policy", "worker", "is_replaced"),
+    [
+        ("Always", restarted(0), True), ("Always", restarted(1), True),
+        ("OnFailure", restarted(1), True), ("OnFailure", restarted(0), False),
+        ("Never", restarted(1), False), ("Never", restarted(137), False),
+        ("ExitCode", restarted(1), False), ("ExitCode", restarted(137), True), ("ExitCode", restarted(143), True),
+        ("ExitCode", restarted(1, "OOMKilled"), True), (None, restarted(1), False), (None, restarted(130), True),
+        ("Never", pod(phase="Failed", containerStatuses=[]), False),
+    ],
+)  # fmt: skip
+def test_policy_of_the_workers_says_whether_one_that_ended_is_replaced(
+    policy: str, worker: Object, is_replaced: bool
+) -> None:
+    state, course = after([HEAD, pod(), worker], RUNNING, **worker_with(policy))
+    name = worker["metadata"]["name"]
+    assert course.changes.get("lostWorkers", {}) == ({} if is_replaced else {name: "default"})
+    assert state == ("Restarting" if is_replaced else "Running")
+    specified = marsjob.desired(job(**worker_with(policy)))
+    desired = marsjob.settle(specified, course.changes)
+    (group,) = desired.shape.workers
+    assert group.replicas == (2 if is_replaced else 1)
+    assert (name in desired.drain) is not is_replaced
+    if not is_replaced:
+        assert course.changes["replicaStatuses"]["Worker"]["failed"] == 1
+        later = follow(job(**worker_with(policy)), {**RUNNING, **course.changes}, [HEAD, pod()], (), NOW)
+        assert "lostWorkers" not in {key for key, value in later.changes.items() if value != course.changes.get(key)}
+
+
+def test_workers_that_end_because_of_the_head_are_replaced() -> None:
+    spec = {**worker_with("Never")}
+    spec["marsReplicaSpecs"]["Scheduler"]["restartPolicy"] = "Always"
+    at = timestamp(NOW)
+    worker = pod(restarts=1, lastState={"terminated": {"exitCode": 1, "finishedAt": at}})
+    down = pod("head", **ended(1))
+    assert "lostWorkers" not in after([down, worker], RUNNING, **spec)[1].changes
+    running = {"state": {"running": {"startedAt": at}}, "lastState": ended(1)["state"]}
+    up = pod("head", restarts=1, **running)
+    assert "lostWorkers" not in after([up, worker], RUNNING, **spec)[1].changes
+    late = timestamp(NOW + 60)
+    worker = pod(restarts=1, lastState={"terminated": {"exitCode": 1, "finishedAt": late}})
+    assert "lostWorkers" in after([up, worker], RUNNING, **spec)[1].changes
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "stay"),
+    [
+        ("None", "JobFailed", True), ("None", "JobSucceeded", True), ("None", "DeadlineExceeded", False),
+        ("None", "BackoffLimitExceeded", False), ("Running", "JobFailed", False), ("All", "JobFailed", False),
+    ],
+)  # fmt: skip
+def test_pods_stay_if_the_scheduler_ended_the_job_and_the_policy_is_none(policy: str, reason: str, stay: bool) -> None:
+    (kind, _) = marsjob.RESOURCE_KINDS
+    status = {"completionTime": "x", "conditions": [{"type": "Failed", "reason": reason}]}
+    assert kind.is_left_alone(job(cleanPodPolicy=policy), status) is stay
+    assert not kind.is_left_alone(job(cleanPodPolicy=policy), RUNNING)
+    assert not marsjob.settle(marsjob.desired(job()), status).running
 
 
 @pytest.mark.parametrize(("limit", "state"), [(None, "Running"), (2, "Running"), (1, "Failed"), (0, "Failed")])

@@ -20,6 +20,7 @@ from oars.operator.reconciler import ClusterReconciler
 from oars.operator.resources import COMPUTE_CLUSTERS, Course, Key, ResourceKind
 from oars.places.kube import names
 from oars.places.kube.render.defaults import DEFAULTS
+from oars.places.kube.state.root import ResourceRoot
 from oars.places.report import Report
 from oars.plan.desired import build
 from oars.spec import load
@@ -147,7 +148,11 @@ def test_objects_of_one_kind_are_not_those_of_another_with_the_same_name() -> No
 
 def test_course_of_a_kind_changes_its_status_stops_its_members_and_deletes_it() -> None:
     course = Course({"ended": True}, (Cause("Ended", "It ended."),))
-    kinds = (replace(KINDS[1], follow=lambda *_: course, is_ended=lambda status: "ended" in status),)
+
+    def settle(desired: Desired, status: Mapping[str, Any]) -> Desired:
+        return replace(desired, running="ended" not in status)
+
+    kinds = (replace(KINDS[1], follow=lambda *_: course, settle=settle),)
     watches = Watches(Client(Target("https://localhost")), (), kinds, lambda key, due: None)
     metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
     watches.resources[TOY] = {"metadata": metadata, "spec": {"size": 2}}
@@ -164,5 +169,37 @@ def test_course_of_a_kind_changes_its_status_stops_its_members_and_deletes_it() 
         await reconciler.reconcile(TOY)
         assert len(api.applied) == applied, "nothing is started any more"
         assert [(kind, name) for kind, name, _ in api.deleted] == [("Deployment", "demo-head"), ("ToyCluster", "demo")]
+
+    asyncio.run(story())
+
+
+def test_kind_prepares_its_resource_before_each_pass_and_may_leave_its_members_alone() -> None:
+    async def prepare(client: object, root: ResourceRoot, cluster: Desired, resources: Mapping[Key, Object]) -> float:
+        assert cluster.shape.workers[0].replicas == 2 and TOY in resources
+        await root.amend({"smaller": 1})
+        return 0.25
+
+    def settle(desired: Desired, status: Mapping[str, Any]) -> Desired:
+        (group,) = desired.shape.workers
+        smaller = replace(group, replicas=group.replicas - int(status.get("smaller", 0)))
+        return replace(desired, shape=replace(desired.shape, workers=(smaller,)))
+
+    kind = replace(KINDS[1], prepare=prepare, settle=settle, is_left_alone=lambda resource, status: "done" in status)
+    watches = Watches(Client(Target("https://localhost")), (), (kind,), lambda key, due: None)
+    metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
+    watches.resources[TOY] = {"metadata": metadata, "spec": {"size": 2}}
+    api = Api()
+    reconciler = ClusterReconciler(cast(Client, api), watches, (kind,), pod_namespace="oars-system")
+
+    async def story() -> None:
+        pause = await reconciler.reconcile(TOY)
+        assert pause is not None and pause.seconds <= 0.25
+        assert reconciler._tracked[TOY].desired.shape.workers[0].replicas == 1
+        applied = len(api.applied)
+        assert applied
+        await reconciler._tracked[TOY].root.amend({"done": True})
+        reconciler._tracked[TOY].desired = replace(reconciler._tracked[TOY].desired, running=False)
+        assert await reconciler.reconcile(TOY) is not None
+        assert len(api.applied) == applied and not api.deleted
 
     asyncio.run(story())

@@ -311,6 +311,13 @@ def test_pods_of_a_deleted_deployment_are_members_until_they_are_gone(world: Wor
 # remove
 
 
+def test_workers_start_with_a_head_that_waits_for_its_gang(world: World) -> None:
+    """Volcano chooses no node before all pods of the PodGroup exist."""
+    assert not world.observe().has_head_room
+    world.of_name["h"]["metadata"].setdefault("annotations", {})[names.GANG] = "demo-1"
+    assert world.observe().has_head_room
+
+
 def test_workers_make_room_for_a_head_without_a_node(world: World) -> None:
     """Their Deployment starts no others until the head runs."""
     assert not world.observe().has_head_room

@@ -16,11 +16,12 @@ from oars.places.kube.state.owned_objects import OwnedObjects
 
 
 async def number(client: Client, written: ReadYourWrites, group: Group, pods: Sequence[Object]) -> None:
-    """Label each worker of the group with its number, if it has none: pods of a Deployment are not numbered."""
+    """Label each worker of the group with its number, if it has none of the group's: pods of a Deployment are not
+    numbered."""
     if not group.number_label:
         return
     staying = [pod for pod in pods if observe.group_name(pod) == group.name and observe.is_staying(pod)]
-    for pod, chosen in free_numbers(staying, group.number_label):
+    for pod, chosen in free_numbers(staying, group.number_label, objects.numbers(group)):
         body = {"metadata": {"labels": {group.number_label: str(chosen)}}}
         try:
             written.note(await client.patch(POD, pod["metadata"]["name"], pod["metadata"]["namespace"], body))
@@ -29,21 +30,28 @@ async def number(client: Client, written: ReadYourWrites, group: Group, pods: Se
                 raise
 
 
-def free_numbers(pods: Sequence[Object], label: str) -> list[tuple[Object, int]]:
-    """The pods without a number, the oldest first, each with the lowest one that is free."""
-    taken = {pod["metadata"]["labels"][label] for pod in pods if label in pod["metadata"]["labels"]}
-    without = [pod for pod in pods if label not in pod["metadata"]["labels"]]
-    without.sort(key=lambda pod: (str(pod["metadata"]["creationTimestamp"]), str(pod["metadata"]["name"])))
-    free = (each for each in itertools.count() if str(each) not in taken)
-    return list(zip(without, free, strict=False))
+def free_numbers(pods: Sequence[Object], label: str, numbers: range) -> list[tuple[Object, int]]:
+    """The pods without one of the numbers, the oldest first, each with the lowest one that is free."""
+    free = dict.fromkeys(map(str, numbers))
+    without = []
+    for pod in sorted(pods, key=lambda each: (str(each["metadata"]["creationTimestamp"]), each["metadata"]["name"])):
+        number = pod["metadata"]["labels"].get(label)
+        if number in free:
+            del free[number]
+        else:
+            without.append(pod)
+    return [(pod, int(number)) for pod, number in zip(without, free, strict=False)]
 
 
 async def withdraw(owned: OwnedObjects, cache: ClusterCache, desired: Desired) -> None:
-    """Delete the Services of members that the cluster no longer has."""
+    """Delete the Services of members that the cluster no longer has. Another group may have the numbers that follow."""
+    needed = {each["metadata"]["name"] for each in objects.alias_services(desired)}
     for alias in (each for each in desired.aliases if each.is_numbered):
-        count = next(each.replicas for each in desired.groups if each.name == alias.group)
-        for surplus in itertools.count(count):
+        group = next(each for each in desired.groups if each.name == alias.group)
+        for surplus in itertools.count(objects.numbers(group).stop):
             name = objects.alias_name(alias, surplus)
+            if name in needed:
+                continue
             if not cache.has(SERVICE.kind, name):
                 break
             await owned.withdraw(SERVICE, name, desired.namespace)

@@ -150,7 +150,7 @@ class KubePlace:
         return Observed(
             members, state, deaths, SOON if is_leaving else PACE, causes, remarks,
             observe.refused(self._worker_deployments()), is_head_leaving=is_leaving,
-            has_head_room=(pod := observe.head_pod(pods)) is not None and observe.has_node(pod),
+            has_head_room=(pod := observe.head_pod(pods)) is not None and observe.has_room(pod),
         )  # fmt: skip
 
     def _hold(self, desired: Desired, deployment: Object | None, pods: list[Object]) -> None:

@@ -42,7 +42,7 @@ from oars.places.kube.pods import observe
 from oars.places.kube.render.values import head_values
 from oars.places.kube.state import ownership
 from oars.places.kube.state.cache import ReadYourWrites
-from oars.places.kube.state.observe import has_node, phase
+from oars.places.kube.state.observe import has_room, phase
 from oars.places.kube.why.api_errors import NameConflict, explained
 from oars.places.report import Report
 from oars.plan.desired import digest
@@ -130,8 +130,8 @@ class PodPlace:
             causes = await self._evidence.causes(pods, (), desired.shape.log_patterns)
         else:
             self._evidence.forget()
-        has_room = self._setting.head is not None or any(_member_id(pod) == HEAD and has_node(pod) for pod in pods)
-        return Observed(members, self._memory.state, deaths, PACE, causes, has_head_room=has_room)
+        is_placed = self._setting.head is not None or any(_member_id(pod) == HEAD and has_room(pod) for pod in pods)
+        return Observed(members, self._memory.state, deaths, PACE, causes, has_head_room=is_placed)
 
     def pods(self) -> list[Object]:
         """All pods of the cluster, dead ones and those that are being deleted included."""

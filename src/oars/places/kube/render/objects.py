@@ -107,7 +107,7 @@ def alias_services(desired: Desired) -> list[Object]:
     found = []
     for alias in desired.aliases:
         group = next(each for each in desired.groups if each.name == alias.group)
-        for number in range(group.replicas) if alias.is_numbered else (None,):
+        for number in numbers(group) if alias.is_numbered else (None,):
             chosen = {} if number is None else {group.number_label: str(number)}
             spec: Object = {
                 "selector": {**names.pod_labels(desired.name, alias.group), **chosen},
@@ -122,6 +122,10 @@ def alias_services(desired: Desired) -> list[Object]:
             body["metadata"]["labels"] |= {**alias.labels, **chosen}
             found.append(body)
     return found
+
+
+def numbers(group: Group) -> range:
+    return range(group.first_number, group.first_number + group.replicas)
 
 
 def alias_name(alias: Alias, number: int | None) -> str:

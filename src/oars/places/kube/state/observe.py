@@ -165,9 +165,9 @@ def head_pod(pods: Iterable[Object]) -> Object | None:
     return next((pod for pod in _member_pods(pods) if role(pod) is Role.HEAD), None)
 
 
-def has_node(pod: Object) -> bool:
-    """True if the scheduler has chosen a node for the pod."""
-    return bool(pod["spec"].get("nodeName"))
+def has_room(pod: Object) -> bool:
+    """True if the scheduler has chosen a node for the pod, or waits for the pods that start together with it."""
+    return bool(pod["spec"].get("nodeName") or annotation(pod, names.GANG))
 
 
 def outline(pod: Object) -> tuple[object, ...]:
@@ -176,8 +176,8 @@ def outline(pod: Object) -> tuple[object, ...]:
         return ()
     container = _container(pod)
     address = pod.get("status", {}).get("podIP", "")
-    has_room = role(pod) is Role.WORKER or has_node(pod)  # workers start when the head has
-    return is_ready(pod), address, container.get("restartCount", 0), has_room, *container_state(pod, container)
+    placed = role(pod) is Role.WORKER or has_room(pod)  # workers start when the head has
+    return is_ready(pod), address, container.get("restartCount", 0), placed, *container_state(pod, container)
 
 
 def is_starting(old: Object, new: Object) -> bool:

@@ -138,7 +138,7 @@ class ResourceRoot:
     ) -> None:
         """The caller must keep `resource` current."""
         self._client = client
-        self._kind = kind
+        self.kind = kind
         self._codec = codec
         self.resource = resource
         self._clock = clock
@@ -239,7 +239,7 @@ class ResourceRoot:
         # The uid keeps it from being written to another resource that got the name.
         body = {"metadata": {"uid": metadata["uid"]}, "status": merge_patch(self._status, fresh)}
         try:
-            await self._client.patch(self._kind, metadata["name"], metadata["namespace"], body, subresource="status")
+            await self._client.patch(self.kind, metadata["name"], metadata["namespace"], body, subresource="status")
         except ApiError as error:
             if is_not_found(error) or is_uid_conflict(error):
                 return False

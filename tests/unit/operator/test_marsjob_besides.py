@@ -1,0 +1,261 @@
+"""What a MarsJob has besides its cluster: the runs of its cronPolicy, and the PodGroup of its schedulingPolicy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, cast
+
+import pytest
+
+from oars.kube.client import Client
+from oars.kube.errors import ApiError
+from oars.kube.kinds import Kind, Object
+from oars.model import Desired
+from oars.operator import marsjob, marsjob_gang
+from oars.operator.marsjob_schedule import LONGEST_NAME, REFUSED_SECONDS, problem, run_due
+from oars.operator.marsjob_status import MarsJobStatus, follow
+from oars.operator.resources import Key
+from oars.places.kube import names
+from oars.places.kube.state.observe import timestamp
+from oars.places.kube.state.root import ResourceRoot
+from tests.marsjob import document
+
+NOW = 1_700_000_030.0  # ten seconds before a minute
+MINUTE = NOW + 10
+NAME = "mars-test-demo"
+
+
+class Api:
+    """Keeps MarsJobs, PodGroups and Events. `refusal` answers every creation but that of Events."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Object] = {}
+        self.resources: dict[Key, Object] = {}  # as the operator watches them
+        self.refusal: ApiError | None = None
+        self.now = NOW
+
+    async def create(self, obj: Object, kind: Kind | None = None) -> Object:
+        if obj["kind"] != "Event" and self.refusal is not None:
+            raise self.refusal
+        key = obj["kind"], obj["metadata"].get("name", str(len(self.objects)))
+        if key in self.objects:
+            raise ApiError(409, {"reason": "AlreadyExists"})
+        stamped = {"uid": f"u{len(self.objects)}", "creationTimestamp": timestamp(self.now), "generation": 1}
+        self.objects[key] = {**obj, "metadata": {**obj["metadata"], **stamped}}
+        if obj["kind"] == "MarsJob":
+            self.resources[Key("MarsJob", obj["metadata"]["namespace"], key[1])] = self.objects[key]
+        return self.objects[key]
+
+    async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+        if (kind.kind, name) not in self.objects:
+            raise ApiError(404, {"reason": "NotFound"})
+        return self.objects[kind.kind, name]
+
+    async def patch(self, kind: Kind, name: str, namespace: str, body: Object, *, subresource: str) -> Object:
+        assert (name, subresource) == (NAME, "status")
+        return body
+
+    async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str) -> bool:
+        found = self.objects.pop((kind.kind, name))
+        assert found["metadata"]["uid"] == uid
+        del self.resources[Key("MarsJob", namespace, name)]
+        return True
+
+    def runs(self) -> list[str]:
+        return sorted(key.name for key in self.resources)
+
+    def end(self, run: str) -> None:
+        self.resources[Key("MarsJob", "default", run)]["status"] = {"completionTime": timestamp(self.now)}
+
+    @property
+    def client(self) -> Client:
+        return cast(Client, self)
+
+
+def job(**spec: Any) -> Object:
+    found = document()
+    found["metadata"] |= {"uid": "u", "generation": 1, "creationTimestamp": timestamp(NOW - 5)}
+    found["metadata"]["annotations"] = {names.WEB_AUTH: "none", "note": "x"}
+    found["spec"] |= spec
+    return found
+
+
+def root_of(api: Api, resource: Object) -> ResourceRoot:
+    return ResourceRoot(api.client, marsjob.KINDS[0], resource, MarsJobStatus())
+
+
+def look(api: Api, root: ResourceRoot, at: float) -> float:
+    api.now = at
+    return asyncio.run(run_due(api.client, root, api.resources, lambda: at))
+
+
+def run_at(at: float) -> str:
+    return f"{NAME}-{int(at)}"
+
+
+def every_minute(**policy: Any) -> Object:
+    return job(cronPolicy={"schedule": "* * * * *", **policy})
+
+
+# the schedule
+
+
+def test_run_is_a_marsjob_with_the_names_of_kubedl() -> None:
+    api = Api()
+    root = root_of(api, every_minute())
+    assert look(api, root, NOW) == 10 and not api.runs()
+    look(api, root, MINUTE)
+    look(api, root, MINUTE + 1)  # it is not started twice
+    assert api.runs() == [run_at(MINUTE)]
+    run = api.resources[Key("MarsJob", "default", run_at(MINUTE))]
+    assert run["apiVersion"] == "training.kubedl.io/v1alpha1" and "cronPolicy" not in run["spec"]
+    assert run["spec"]["marsReplicaSpecs"] == root.resource["spec"]["marsReplicaSpecs"]
+    assert run["metadata"]["labels"]["kubedl.io/cron-name"] == run["metadata"]["labels"][names.SCHEDULE] == NAME
+    assert run["metadata"]["annotations"] == {names.WEB_AUTH: "none", "note": "x"}
+    ((owner,),) = [run["metadata"]["ownerReferences"]]
+    assert (owner["kind"], owner["uid"]) == ("MarsJob", "u")
+
+
+@pytest.mark.parametrize(
+    ("policy", "runs"),
+    [
+        ("Allow", [run_at(MINUTE), run_at(MINUTE + 60)]),
+        (None, [run_at(MINUTE), run_at(MINUTE + 60)]),  # KubeDL's default
+        ("Forbid", [run_at(MINUTE)]),
+        ("Replace", [run_at(MINUTE + 60)]),
+    ],
+)
+def test_concurrency_policy_decides_what_happens_while_a_run_has_not_ended(policy: str, runs: list[str]) -> None:
+    api = Api()
+    root = root_of(api, every_minute(concurrencyPolicy=policy))
+    for at in (MINUTE, MINUTE + 60, MINUTE + 61):
+        look(api, root, at)
+    assert api.runs() == runs
+
+
+def test_ended_runs_beyond_the_history_limit_are_deleted() -> None:
+    api = Api()
+    root = root_of(api, every_minute(historyLimit=1))
+    for number in range(3):
+        look(api, root, MINUTE + 60 * number)
+        api.end(run_at(MINUTE + 60 * number))
+    look(api, root, MINUTE + 130)
+    assert api.runs() == [run_at(MINUTE + 120)]
+
+
+@pytest.mark.parametrize("policy", [{"suspend": True}, {"deadline": timestamp(MINUTE)}])
+def test_no_run_starts_while_suspended_or_after_the_deadline(policy: Object) -> None:
+    api = Api()
+    look(api, root_of(api, every_minute(**policy)), MINUTE)
+    assert not api.runs()
+
+
+def test_time_zone_of_the_schedule() -> None:
+    api = Api()
+    root = root_of(api, job(cronPolicy={"schedule": "CRON_TZ=Asia/Tokyo 30 7 * * *"}))
+    look(api, root, MINUTE)
+    assert api.runs() == []
+    assert 0 < look(api, root, MINUTE) <= 600 and not problem(root.resource)
+    assert cast(Any, root.status)["schedule"]["cron"] == "30 7 * * * Asia/Tokyo"
+
+
+def test_policy_without_effect_starts_nothing_and_says_why() -> None:
+    api = Api()
+    assert math.isinf(look(api, root_of(api, job(cronPolicy={"schedule": "@every 1h"})), MINUTE)) and not api.runs()
+    long = every_minute()
+    long["metadata"]["name"] = "x" * (LONGEST_NAME + 1)
+    assert "is too long" in problem(long) and math.isinf(look(api, root_of(api, long), MINUTE))
+    assert math.isinf(look(api, root_of(api, job()), MINUTE))
+
+
+def test_refused_run_is_announced_and_tried_again() -> None:
+    api = Api()
+    api.refusal = ApiError(403, {"reason": "Forbidden", "message": "no"})
+    root = root_of(api, every_minute())
+    assert look(api, root, MINUTE) == REFUSED_SECONDS
+    (event,) = [obj for (kind, _), obj in api.objects.items() if kind == "Event"]
+    assert event["reason"] == "FailedCreate"
+    api.refusal = None
+    look(api, root, MINUTE + 5)
+    assert api.runs() == [run_at(MINUTE)]
+
+
+def test_job_with_a_schedule_is_not_deleted_after_its_ttl() -> None:
+    ended = {"completionTime": timestamp(NOW), "conditions": [{"type": "Failed"}]}
+    once, repeated = job(ttlSecondsAfterFinished=1), every_minute()
+    repeated["spec"]["ttlSecondsAfterFinished"] = 1
+    assert [follow(each, ended, [], (), NOW + 9).is_over for each in (once, repeated)] == [True, False]
+
+
+# the queue
+
+
+def ensure(api: Api, root: ResourceRoot) -> float:
+    return asyncio.run(marsjob_gang.ensure(api.client, root, marsjob.desired(root.resource)))
+
+
+def settled(root: ResourceRoot) -> Desired:
+    return marsjob.settle(marsjob.desired(root.resource), root.status)
+
+
+@pytest.mark.parametrize(
+    ("policy", "queue", "least"),
+    [
+        ({"queue": "team-a"}, "team-a", 3), ({"minAvailable": 2}, None, 2), ({"queue": "a", "minAvailable": 9}, "a", 3),
+    ],
+)  # fmt: skip
+def test_members_of_a_job_with_a_queue_start_together(policy: Object, queue: str | None, least: int) -> None:
+    api = Api()
+    root = root_of(api, job(schedulingPolicy={**policy, "priorityClassName": "high"}))
+    assert math.isinf(ensure(api, root))
+    group = api.objects["PodGroup", NAME]
+    assert (group["spec"].get("queue"), group["spec"]["minMember"]) == (queue, least)
+    assert group["spec"]["priorityClassName"] == "high"
+    assert group["spec"]["minResources"] == {"cpu": "6000m", "memory": str(6 * 2**30)}
+    assert group["metadata"]["ownerReferences"][0]["uid"] == "u"
+    desired = settled(root)
+    for member in (desired.shape.head, *desired.shape.workers):
+        assert member.pod["spec"]["schedulerName"] == "volcano"
+        assert member.pod["metadata"]["annotations"][names.GANG] == NAME
+    before = dict(root.status)
+    assert math.isinf(ensure(api, root)) and root.status == before, "once"
+
+
+def test_job_waits_while_volcano_refuses_its_group() -> None:
+    api = Api()
+    api.refusal = ApiError(422, {"reason": "Invalid", "message": "queue nope does not exist"})
+    root = root_of(api, job(schedulingPolicy={"queue": "nope"}))
+    assert ensure(api, root) < math.inf
+    assert not settled(root).running
+    condition = follow(root.resource, root.status, [], (), NOW).changes["conditions"][-1]
+    assert condition["type"] == "Queuing" and "nope does not exist" in condition["message"]
+    api.refusal = None
+    ensure(api, root)
+    assert (
+        settled(root).running
+        and follow(root.resource, root.status, [], (), NOW).changes["conditions"][-1]["type"] == "Created"
+    )
+
+
+def test_group_of_somebody_else_is_not_used() -> None:
+    api = Api()
+    api.objects["PodGroup", NAME] = {"metadata": {"name": NAME, "uid": "other"}}
+    root = root_of(api, job(schedulingPolicy={"queue": "a"}))
+    assert ensure(api, root) < math.inf and not settled(root).running
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_job_runs_without_volcano_where_that_is_missing(status: int) -> None:
+    api = Api()
+    api.refusal = ApiError(status, {"reason": "NotFound"})
+    root = root_of(api, job(schedulingPolicy={"queue": "a"}))
+    assert math.isinf(ensure(api, root))
+    assert settled(root).running and "schedulerName" not in settled(root).shape.head.pod["spec"]
+    assert any("schedulingPolicy.queue" in each for each in marsjob.not_honoured(root.resource, root.status))
+
+
+def test_job_without_a_queue_has_no_group() -> None:
+    api = Api()
+    root = root_of(api, job(schedulingPolicy={"priorityClassName": "high"}))
+    assert math.isinf(ensure(api, root)) and not api.objects and settled(root).running
