@@ -26,6 +26,7 @@ from oars import Cluster
 from oars.spec.load import build
 from oars.testing.driver import run_driver
 from oars.testing.leaks import assert_nothing_left, files
+from tests.e2e.test_compat_jupyter import EXTENSION
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
@@ -212,3 +213,30 @@ async def connect(url: str, key: str, origin: str = "") -> str | int:
                 return await socket.receive_str()
         except aiohttp.WSServerHandshakeError as error:
             return error.status
+
+
+def test_jupyter_in_a_scheduler_runs_code_only_with_the_token(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """Dask starts it without one. The extension brings Jupyter, in an environment that other tests use, too."""
+    folders = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    data = {
+        "engine": "dask", "workers": 0, "environment": {"packages": [EXTENSION]}, "dask": {"jupyter": True},
+        "head": {"env": {**folders, "IPYTHONDIR": str(tmp_path / "ipython")}},
+    }  # fmt: skip
+    with state(tmp_path_factory), Cluster(build(data).spec, name="demo", timeout="180s") as cluster:
+        token = Path(cluster.driver().env["OARS_TOKEN_FILE"]).read_text().strip()
+        base = cluster.dashboard_link.removesuffix("/status")
+        kernels, json_type = f"{base}/jupyter/api/kernels", {"Content-Type": "application/json"}
+        for headers, status in [
+            ({}, 403),
+            ({"Authorization": "token wrong"}, 403),
+            ({"Authorization": "token "}, 403),
+            ({"Authorization": f"token {token}"}, 201),
+        ]:
+            assert reply(kernels, {**json_type, **headers}, b"{}")[0] == status, headers
+        assert reply(f"{base}/jupyter/lab?token={token}")[0] == 200
+        assert (
+            reply(f"{base}/jupyter/api/contents")[0] == 403 and reply(f"{base}/jupyter/api/shutdown", {}, b"")[0] == 403
+        )
+        assert reply(f"{base}/status")[0] == 200, "the other pages are as they were"

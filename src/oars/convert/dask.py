@@ -11,13 +11,13 @@ from typing import Any
 from oars.convert import commands, pods
 from oars.convert.clusters import cluster, filled
 from oars.convert.fields import Fields
-from oars.convert.tables import DASK_JUPYTER, DASK_OPTION, DASK_PROGRAM, DASK_WORKERS
+from oars.convert.tables import DASK_OPTION, DASK_PROGRAM, DASK_WORKERS
 from oars.spec import resources
 
 _ADDRESS = re.compile("DASK_SCHEDULER_ADDRESS")
 SCHEDULER = pods.Engine((8786, 8787), _ADDRESS, on_service=(8786, 8787))
 WORKER = pods.Engine((8788,), _ADDRESS)
-NOT_STARTED = (DASK_JUPYTER, DASK_OPTION, DASK_PROGRAM, DASK_WORKERS)  # reasons why a command is not kept
+NOT_STARTED = (DASK_OPTION, DASK_PROGRAM, DASK_WORKERS)  # reasons why a command is not kept
 FLAGS = (
     "dashboard", "no-dashboard", "nanny", "no-nanny", "jupyter", "no-jupyter", "reconnect", "no-reconnect", "show",
     "no-show", "lifetime-restart", "no-lifetime-restart",
@@ -122,8 +122,8 @@ def _scheduler_options(options: Fields) -> dict[str, Any]:
     protocol = (options.text("protocol") or "").removesuffix("://")
     if protocol and protocol not in ("tcp", "tls"):
         options.unmet("protocol", "Oars' schedulers speak tls or tcp")
-        return {}
-    return filled({"protocol": protocol})
+        protocol = ""
+    return filled({"protocol": protocol, "jupyter": bool(options.take("jupyter")) or None})
 
 
 def _named(value: object) -> dict[str, float]:

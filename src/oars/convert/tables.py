@@ -321,7 +321,6 @@ RAY_SERVICE = Table(
 DASK_PROGRAM = "Oars starts it with"
 DASK_OPTION = "Oars has no field for this option; set it in Dask's configuration, with env: DASK_DISTRIBUTED__…"
 DASK_WORKERS = "a pod has one worker"
-DASK_JUPYTER = "Oars does not start Jupyter in the scheduler; run it in a pod of its own"
 _DASK_OURS = (
     "dashboard", "dashboard-address", "host", "interface", "no-dashboard", "pid-file", "scheduler-file", "show",
     "no-show", "tls-ca-file", "tls-cert", "tls-key",
@@ -362,7 +361,7 @@ DASK_SCHEDULER = Table(
         unmet("spec.containers[].args", f"{DASK_PROGRAM} `dask scheduler`"),
         unmet("spec.containers[].args.*", DASK_OPTION),
         kept("spec.containers[].args.protocol", "`dask.protocol`: tls or tcp"),
-        unmet("spec.containers[].args.jupyter", DASK_JUPYTER),
+        kept("spec.containers[].args.jupyter", "`dask.jupyter`, which requires the cluster's token"),
         kept("spec.containers[].args.idle-timeout", "`lifetime.idle`"),
         unmet("spec.containers[].args.port", _PORT, "8786"),
         *(ours(f"spec.containers[].args.{name}", "Oars sets it") for name in _DASK_OURS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from oars.client.backend import ClusterHandle
@@ -18,12 +18,13 @@ from oars.spec.status import Phase, Status
 class MemoryHandle:
     kept: ClusterSpec
     name: str = "demo"
+    env: dict[str, str] = field(default_factory=dict)  # for clients
 
     async def spec(self) -> ClusterSpec:
         return self.kept
 
     def access(self) -> Access:
-        return Access(self.name, "dask", "tls://127.0.0.1:8786", "http://127.0.0.1:8787/status", {})
+        return Access(self.name, "dask", "tls://127.0.0.1:8786", "http://127.0.0.1:8787/status", self.env)
 
     async def report(self) -> Report:
         return Report(Status(self.name, self.kept.engine, "kubernetes", Phase.READY))

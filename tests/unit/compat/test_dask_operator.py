@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from pathlib import Path
@@ -21,6 +22,7 @@ from oars.compat.dask_kubernetes.operator import (
     make_worker_spec,
     manifest,
 )
+from tests.unit.compat.memory_handle import newer_cluster
 
 NONE = inspect.Parameter.empty
 NAMES = ("name namespace image n_workers resources env worker_command port_forward_cluster_ip create_mode "
@@ -122,6 +124,32 @@ def test_arguments_become_a_spec() -> None:
     assert spec.head.cpu == 0.5 and spec.head.env == {"A": "1"} and not group.pod
 
 
+def test_jupyter_is_an_option_of_the_head() -> None:
+    assert resolve(name="demo", jupyter=True).spec.engine_options == {"jupyter": True}
+    assert (
+        not resolve(name="demo").jupyter
+        and resolve(custom_cluster_spec=make_cluster_spec("demo", jupyter=True)).jupyter
+    )
+    with dask.config.set({"kubernetes.scheduler-jupyter": True}):
+        assert resolve(name="demo").jupyter
+
+
+def test_link_to_jupyter_has_the_token(tmp_path: Path) -> None:
+    async def body() -> None:
+        cluster, handle = newer_cluster(name="demo", image="i:1", jupyter=True)
+        (tmp_path / "token").write_text("secret")
+        handle.env["OARS_TOKEN_FILE"] = str(tmp_path / "token")
+        link = cluster.jupyter_link
+        await cluster.close()
+        assert link == "http://127.0.0.1:8787/jupyter/lab?token=secret"
+        other, _ = newer_cluster()
+        with pytest.raises(UsageError, match="'demo' has no Jupyter"):
+            _ = other.jupyter_link
+        await other.close()
+
+    asyncio.run(body())
+
+
 def test_command_without_resources_sets_the_sizes() -> None:
     group = resolve(name="demo", worker_command="dask-worker --nthreads 3 --memory-limit 4GiB").spec.workers[0]
     assert (group.cpu, group.memory) == (3.0, 4 << 30)
@@ -216,7 +244,6 @@ def test_image_of_a_worker_group() -> None:
         ({"resource_timeout": -1}, "resource_timeout: -1 is not a time"),
         ({"scheduler_forward_port": 70000}, "scheduler_forward_port: 70000 is not a port"),
         ({"namespace": "A B"}, "'A B' is not a valid namespace"),
-        ({"jupyter": True}, "does not start Jupyter"),
         ({"resources": {"limit": {}}}, "'limit' is wrong. Did you mean 'limits'"),
         ({"create_mode": "CONNECT"}, "no create_mode='CONNECT'"),
         ({"custom_cluster_spec": {"spec": {}}}, "it has no spec.worker"),

@@ -114,7 +114,7 @@ def test_every_row_is_of_a_field_that_exists() -> None:
 
 def test_options_of_programs_have_rows() -> None:
     reported = {kind: [each.partition("containers[0].")[2] for each in reports(kind)] for kind in KINDS}
-    assert {"args.jupyter", "args.idle-timeout", "args.port"} <= set(reported["DaskCluster"])
+    assert {"args.idle-timeout", "args.port"} <= set(reported["DaskCluster"])
     assert {"args.port", "args.foo"} <= set(reported["Deployment"])
     assert not [each for each in reported["DaskWorkerGroup"] if each.startswith("args")]
 

@@ -97,6 +97,16 @@ class TestShape:
         assert "web_guard.py" in head.files and "OARS_TOKEN_FILE" not in shape.workers[0].process.env
         assert engine.shape(spec()).dashboard_secret == ""
 
+    def test_jupyter_requires_the_token(self) -> None:
+        shape = engine.shape(spec(dask={"protocol": "tcp", "jupyter": True}))
+        head = shape.head.process
+        assert shape.secrets == ("token",) and shape.dashboard_secret == "", "Jupyter has a login of its own"
+        assert "--jupyter" in head.argv and option(head, "--preload") == "$(file.jupyter_guard.py)"
+        assert "jupyter_guard.py" in head.files and head.env["OARS_TOKEN_FILE"] == "$(secret.token)"
+        assert shape.driver_env["OARS_TOKEN_FILE"] == "$(secret.token)", "for the link"
+        with pytest.raises(SpecError, match="behind a dashboard that requires the token"):
+            engine.check(spec(dask={"jupyter": True, "dashboardAuth": "token"}))
+
     @pytest.mark.parametrize("auth", ["none", "token"])
     def test_members_can_share_a_fork_server(self, auth: str) -> None:
         """They differ only in variables that Dask does not read when it is imported."""
@@ -189,6 +199,7 @@ def page(*statuses: str, address: str = "tls://127.0.0.1:1") -> bytes:
     workers = [
         {"name": f"worker-{n}", "address": f"tls://127.0.0.1:{9 + n}", "status": status, "idle": 1.5, "held": n}
         | {"incarnation": str(n), "pinned": n == 1}
+        | ({"tasks": 5} if n else {})
         for n, status in enumerate(statuses)
     ]
     demand = [{"needs": {"cpu": 1, "GPU": 2}, "count": 3, "running": 1, "seconds": 0.5}]
@@ -201,6 +212,7 @@ class TestLook:
         assert view.up and [m.ready for m in view.members.values()] == [True, True, False]
         member = view.members[MemberId("worker-1")]
         assert (member.address, member.idle, member.held, member.incarnation) == ("tls://127.0.0.1:10", 1.5, 1, "1")
+        assert member.tasks == 5 and view.members[MemberId("worker-0")].tasks is None, "of a head that is older"
         assert member.pinned and not view.members[MemberId("worker-0")].pinned
 
     def test_demand_uses_the_names_of_oars(self) -> None:

@@ -16,4 +16,9 @@ class DaskOptions(Part):
     dashboard_auth: Literal["token", "none"] = Field(
         default="none", description="token: the dashboard requires the cluster's token, which `oars dashboard` sends."
     )
+    jupyter: bool = Field(
+        default=False,
+        description="Start a Jupyter server in the scheduler, at /jupyter/lab of the dashboard. It requires the "
+        "cluster's token. The image or the environment needs jupyterlab.",
+    )
     config: dict[str, Any] = Field(default_factory=dict, description="Dask configuration, as in dask.yaml.")

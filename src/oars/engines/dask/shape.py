@@ -21,11 +21,14 @@ if TYPE_CHECKING:  # session.py also runs in environments without pydantic
     from oars.engines.dask.options import DaskOptions
     from oars.spec.cluster import ClusterSpec, WorkerGroup
 
-LAUNCH, HEAD_PLUGIN, HEAD_HELPER = (script(__file__, f"{name}.py") for name in ("launch", "head_plugin", "head_helper"))
+LAUNCH, HEAD_PLUGIN, HEAD_HELPER, JUPYTER_GUARD = (
+    script(__file__, f"{name}.py") for name in ("launch", "head_plugin", "head_helper", "jupyter_guard")
+)
 
 # Read by launch.py: the incarnation that a worker reports, and where it checks that the scheduler is up.
 LAUNCH_ENV = {"OARS_INCARNATION": "$(incarnation)", "OARS_HEALTH": "$(head.host):$(head.dashboard)"}
-GUARD_ENV = {"OARS_TOKEN_FILE": "$(secret.token)", "OARS_WEB_BIND": "$(bind)"}  # read by web_guard.py
+TOKEN_ENV = {"OARS_TOKEN_FILE": "$(secret.token)"}  # read by the guards, and by clients for the link to Jupyter
+GUARD_ENV = {**TOKEN_ENV, "OARS_WEB_BIND": "$(bind)"}  # read by web_guard.py
 MEMORY = "DASK_DISTRIBUTED__WORKER__MEMORY__"
 MAX_SPILL, MAX_PAUSE = 0.9, 0.94  # below Dask's threshold for termination, 0.95
 HAND_OVER = HandOver({"OARS_HAND_OVER": "1"})  # read by head_helper.py, in workers
@@ -106,7 +109,11 @@ def needs(spec: ClusterSpec) -> Needs:
 
 def check(spec: ClusterSpec) -> None:
     """Raise SpecError for what Dask does not support."""
-    _check_config(_options(spec).config)
+    options = _options(spec)
+    _check_config(options.config)
+    if options.jupyter and _is_guarded(spec):
+        message = "dask.jupyter: browsers cannot open Jupyter behind a dashboard that requires the token."
+        raise SpecError(message, "Remove dashboardAuth: Jupyter requires the token by itself.")
     for group in spec.workers:
         where = f"workers[{group.name}]"
         if group.labels:
@@ -139,10 +146,10 @@ def shape(spec: ClusterSpec) -> Shape:
         head=_head(spec),
         workers=tuple(_workers(spec, group) for group in spec.workers),
         endpoints={"client": _address(spec), "dashboard": "http://$(head.host):$(head.dashboard)/status"},
-        secrets=(*(["tls"] if _is_encrypted(spec) else []), *(["token"] if _is_guarded(spec) else [])),
+        secrets=(*(["tls"] if _is_encrypted(spec) else []), *(["token"] if _guards(spec) else [])),
         image="ghcr.io/dask/dask:2026.8.0-py3.11",
         needs_helper=True,
-        driver_env=_client_env(spec),
+        driver_env={**_client_env(spec), **(TOKEN_ENV if _options(spec).jupyter else {})},
         inquiry=Inquiry("dashboard", path="/oars/members.json"),
         log_patterns=LOG_PATTERNS,
     )
@@ -153,8 +160,8 @@ def _head(spec: ClusterSpec) -> Group:
     # Dask ignores the preloads of the configuration if the command line has one.
     scheduler = options.config.get("distributed", {}).get("scheduler") or {}
     configured = scheduler.get("preload") or []
-    guard = ["$(file.web_guard.py)"] if _is_guarded(spec) else []
-    own = [*guard, "$(file.oars_scheduler.py)", "$(file.oars_drain.py)"]
+    guards = _guards(spec)
+    own = [*(f"$(file.{name})" for name in guards), "$(file.oars_scheduler.py)", "$(file.oars_drain.py)"]
     preloads = [*own, *([configured] if isinstance(configured, str) else configured)]
     arguments = (
         "scheduler",
@@ -163,21 +170,22 @@ def _head(spec: ClusterSpec) -> Group:
         "--port", "$(port.client)",
         "--dashboard-address", "$(bind):$(port.dashboard)",
         *(word for preload in preloads for word in ("--preload", str(preload))),
+        *(["--jupyter"] if options.jupyter else []),
     )  # fmt: skip
     process = _process(spec, arguments, spec.head.env)
     process = replace(
         process,
-        env={**process.env, **(GUARD_ENV if guard else {})},
-        late_env=(*process.late_env, *(GUARD_ENV if guard else ())),
+        env={**process.env, **(GUARD_ENV if guards else {})},
+        late_env=(*process.late_env, *(GUARD_ENV if guards else ())),
         ports=(
             Port("client", 8786),
-            Port("dashboard", 8787, dashboard=True, secret="token" if guard else "", metrics=True),
+            Port("dashboard", 8787, dashboard=True, secret="token" if _is_guarded(spec) else "", metrics=True),
         ),
         files={
             "launch.py": LAUNCH,
             "oars_scheduler.py": HEAD_PLUGIN,
             "oars_drain.py": HEAD_HELPER,
-            **({"web_guard.py": WEB_GUARD} if guard else {}),
+            **guards,
         },
         probe=Probe("dashboard", "/health"),
     )
@@ -260,6 +268,12 @@ def _address(spec: ClusterSpec) -> str:
 
 def _is_guarded(spec: ClusterSpec) -> bool:
     return _options(spec).dashboard_auth == "token"
+
+
+def _guards(spec: ClusterSpec) -> dict[str, str]:
+    """Scripts that make the scheduler's web server require the token."""
+    web = {"web_guard.py": WEB_GUARD} if _is_guarded(spec) else {}
+    return {**web, **({"jupyter_guard.py": JUPYTER_GUARD} if _options(spec).jupyter else {})}
 
 
 def _is_encrypted(spec: ClusterSpec) -> bool:

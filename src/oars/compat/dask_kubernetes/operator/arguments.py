@@ -64,6 +64,7 @@ class Arguments:
             spec=spec,
             idle_timeout=spec.lifetime.idle,
             scheduler_service_type=spec.expose.type,
+            jupyter=bool(spec.engine_options.get("jupyter")),
             **manifest.worker_arguments(spec),
         )
 

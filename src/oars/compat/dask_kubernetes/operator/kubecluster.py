@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 from distributed.core import rpc
@@ -43,6 +44,7 @@ class KubeCluster(ManagedCluster):
     scheduler_service_type: ClusterIP, NodePort or LoadBalancer.
     custom_cluster_spec: a DaskCluster resource, or the path of one (see make_cluster_spec).
     scheduler_forward_port: a local port for the scheduler.
+    jupyter: start Jupyter in the scheduler; the image needs jupyterlab. It requires the token that jupyter_link has.
     port_forward_cluster_ip: False: never forward the port of a ClusterIP Service. Default: if it cannot be reached.
     Further arguments: loop, asynchronous, quiet, silence_logs, scheduler_sync_interval.
 
@@ -75,7 +77,7 @@ class KubeCluster(ManagedCluster):
     ) -> None:
         given = {key: value for key, value in locals().items() if key not in ("self", "kwargs", "__class__")}
         self._arguments = found = arguments.resolve(given, kwargs)
-        self.namespace, self.create_mode, self.jupyter = found.namespace, found.create_mode, found.jupyter
+        self.namespace, self.create_mode = found.namespace, found.create_mode
         self.scheduler_forward_port = found.scheduler_forward_port
         self.port_forward_cluster_ip = found.port_forward_cluster_ip
         self._take(found)
@@ -93,7 +95,7 @@ class KubeCluster(ManagedCluster):
         self._arguments = found
         self.image, self.n_workers, self.resources, self.env = found.image, found.n_workers, found.resources, found.env
         self.worker_command, self.idle_timeout = found.worker_command, found.idle_timeout
-        self.scheduler_service_type = found.scheduler_service_type
+        self.scheduler_service_type, self.jupyter = found.scheduler_service_type, found.jupyter
 
     # start
 
@@ -269,6 +271,14 @@ class KubeCluster(ManagedCluster):
             return ""
         host, port = self._dashboard_address()
         return str(format_dashboard_link(host, int(port)))
+
+    @property
+    def jupyter_link(self) -> str:
+        """The address of Jupyter in the scheduler, with the cluster's token: who has it can run code there."""
+        if not self.jupyter:
+            raise UsageError(f"The cluster {self.name!r} has no Jupyter.", "Start it with jupyter=True.")
+        token = Path(self._started().access().env["OARS_TOKEN_FILE"]).read_text().strip()
+        return f"{self.dashboard_link.replace('/status', '/jupyter/lab')}?token={token}"
 
     @property
     def forwarded_dashboard_port(self) -> str:
