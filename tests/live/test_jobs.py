@@ -219,13 +219,16 @@ def test_interrupted_submit_leaves_the_job_running(work: Path, own_state: Path) 
 
 
 @pytest.mark.parametrize(("answer", "state"), [("l", "Running"), ("c", "Cancelled")])
-def test_interrupted_reader_is_asked_what_becomes_of_the_job(
-    work: Path, own_state: Path, answer: str, state: str
+@pytest.mark.parametrize("verb", ["submit", "logs"])
+def test_user_who_interrupts_at_a_terminal_is_asked_what_becomes_of_the_job(
+    work: Path, own_state: Path, verb: str, answer: str, state: str
 ) -> None:
-    oars("submit", "-d", "--engine", "toy", "--name", "asked", "--", "python", script(work, WAIT_ONCE))
-    wait_for(directory(own_state, "asked") / "work/running")
+    command = [OARS, "submit", "--engine", "toy", "--name", "asked", "--", "python", script(work, WAIT_ONCE)]
+    if verb == "logs":
+        oars("submit", "-d", *command[2:])
+        wait_for(directory(own_state, "asked") / "work/running")
+        command = [OARS, "jobs", "logs", "-f", "asked"]
     terminal, end = os.openpty()
-    command = [OARS, "jobs", "logs", "-f", "asked"]
     following = subprocess.Popen(
         command, stdin=end, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
