@@ -46,9 +46,12 @@ class Machine:
         self.scheduler = self.run(scheduler_pod(None, make_pod_spec("i:1"), self.settings), *options)
         await_reply(self.members)
 
-    def worker(self, name: str) -> subprocess.Popen[bytes]:
-        pod = worker_pod(make_pod_spec("i:1", memory_limit="1G"), self.settings)
-        return self.run(pod, "--no-dashboard", DASK_WORKER_NAME=name)
+    def worker(self, name: str, death_timeout: int = 60) -> subprocess.Popen[bytes]:
+        template = make_pod_spec("i:1", memory_limit="1G")
+        words = template.spec.containers[0].args
+        assert words[words.index("--death-timeout") + 1] == "60"
+        words[words.index("--death-timeout") + 1] = str(death_timeout)
+        return self.run(worker_pod(template, self.settings), "--no-dashboard", DASK_WORKER_NAME=name)
 
     def run(self, pod: Any, *more: str, **env: str) -> subprocess.Popen[bytes]:
         container = pod.spec.containers[0]
@@ -126,3 +129,17 @@ def test_scheduler_without_a_client_ends(tmp_path: Path, machines: list[Machine]
         assert machine.scheduler.poll() is None
     assert machine.scheduler.wait(30) == 0
     assert worker.wait(60) == 0, "the worker ends with it"
+
+
+def test_worker_that_cannot_connect_ends_after_its_death_timeout(tmp_path: Path, machines: list[Machine]) -> None:
+    """One whose scheduler is killed, and one that never finds a scheduler."""
+    machine = Machine(tmp_path)
+    machines.append(machine)
+    left = machine.worker("demo-a", death_timeout=3)
+    with Client(machine.address) as client:
+        client.wait_for_workers(1, 60)
+    machine.scheduler.kill()
+    machine.scheduler.wait(30)
+    alone = machine.worker("demo-b", death_timeout=3)
+    for worker in (left, alone):
+        worker.wait(90)
