@@ -142,3 +142,22 @@ def test_config_map_of_somebody_else_is_not_taken_for_the_log() -> None:
             await DriverLogs(cast(Client, api)).keep(LOG, POD)
 
     asyncio.run(keep())
+
+
+@pytest.mark.parametrize("count", [9, 15, 500])
+def test_log_says_that_its_beginning_is_missing(count: int) -> None:
+    """Nothing is missing, or it is dropped while the output is stored, or also while it is read."""
+
+    async def keep() -> list[str]:
+        api = Api()
+        api.lines = [f"line {number:4}" for number in range(count)]
+        await DriverLogs(cast(Client, api)).keep(replace(LOG, keep=100), POD)
+        return api.text().splitlines()
+
+    lines = asyncio.run(keep())
+    whole = [f"line {number:4}" for number in range(count)]
+    if count == 9:
+        assert lines == whole
+    else:
+        assert lines[0].startswith("(the beginning is not kept: logs.keep is ")
+        assert lines[1:] == whole[-9:]
