@@ -76,7 +76,7 @@ class KubeCluster(ManagedCluster):
         **kwargs: Any,
     ) -> None:
         given = {key: value for key, value in locals().items() if key not in ("self", "kwargs", "__class__")}
-        self._arguments = found = arguments.resolve(given, kwargs)
+        found = arguments.resolve(given, kwargs)
         self.namespace, self.create_mode = found.namespace, found.create_mode
         self.scheduler_forward_port = found.scheduler_forward_port
         self.port_forward_cluster_ip = found.port_forward_cluster_ip
