@@ -129,6 +129,15 @@ REPEATED = r"kubectl (-n \w+ )?(get|exec|cp|logs)\b"
 CANNOT_RUN: Mapping[str, str] = {
     "pip install 'oars[all]'": "Oars is not published; `make setup` installs the checkout with the same extras",
     "pip install 'oars[dask]'": "as above",
+    **dict.fromkeys(
+        (
+            "TOKEN=$(kubectl get secret mars-test-demo-oars -o jsonpath='{.data.token}' | base64 -d)",
+            'curl -H "Authorization: Bearer $TOKEN" http://mars-test-demo-webservice-0.default/api/session',
+            'curl -H "Authorization: Bearer $TOKEN" '
+            "http://mars.domain.com/mars/default/mars-test-demo-webservice-0/api/session",
+        ),
+        "in a pod, and through an Ingress controller; tests/e2e/test_marsjob.py does the same with a proxy",
+    ),
     "make demo": "tests/live/test_examples.py runs the program behind it",
     "make test": "it would run itself",
     "make bench": "takes an hour on an idle machine",

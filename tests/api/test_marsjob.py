@@ -233,6 +233,7 @@ def volcano(stage: Stage) -> Iterator[None]:
     until("PodGroups are served", lambda: stage.kube.api.raw("GET", path)[0] == 200)
     yield
     stage.kube.api.delete(where)
+    until("PodGroups are not served", lambda: stage.kube.api.raw("GET", path)[0] == 404)
 
 
 def test_job_with_a_queue_is_scheduled_by_volcano_as_a_whole(adopting: Stage, volcano: None) -> None:
@@ -244,6 +245,7 @@ def test_job_with_a_queue_is_scheduled_by_volcano_as_a_whole(adopting: Stage, vo
     for pod in adopting.pods(NAME):
         assert pod["spec"]["schedulerName"] == "volcano"
         assert pod["metadata"]["annotations"][names.GANG] == NAME
+    until("the rest is listed", lambda: "notHonoured" in status(adopting), SECONDS)
     assert not any("schedulingPolicy" in each for each in status(adopting)["notHonoured"])
 
 
