@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oars.base import codec
+from oars.client.job_record import DirectRecord
 from oars.model import Desired, Failure, LoopState, MemberId, Retiring
 from oars.places.hosts.messages import HeadState, Hello, HostReport
 from oars.places.intent import Intent
@@ -28,7 +29,7 @@ from oars.spec.status import Gone, Phase, Status
 
 STORED = (
     Desired, LoopState, Ledger, Report, Status, Intent, ClusterRecord, JobRecord, JobStatus, DriverExit, Identity,
-    Hello, HeadState, HostReport, Gone, JobPolicy,
+    Hello, HeadState, HostReport, Gone, JobPolicy, DirectRecord,
 )  # fmt: skip
 
 words = st.text(max_size=4)
