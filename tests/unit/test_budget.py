@@ -59,6 +59,26 @@ def test_only_one_module_builds_the_desired_state() -> None:
     assert builders == {"plan/desired.py"}
 
 
+def test_commands_ask_for_no_types() -> None:
+    """What differs between clusters is the service's business."""
+    calls = [
+        f"{path.name}:{node.lineno}"
+        for path in (SOURCE / "cli").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id in ("isinstance", "issubclass", "in_kubernetes")
+    ]
+    assert not calls
+
+
+def test_kubernetes_client_may_import_no_other_part_of_oars() -> None:
+    """import-linter checks the contract; this, that it names every part."""
+    contracts = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (forbidden,) = (each["forbidden_modules"] for each in contracts if each.get("source_modules") == ["oars.kube"])
+    parts = {f"oars.{path.stem}" for path in SOURCE.iterdir() if path.is_dir() or path.suffix == ".py"}
+    others = parts - {"oars.kube", "oars.base", "oars.__init__", "oars.__main__", "oars.__pycache__", "oars.py"}
+    assert others <= set(forbidden), "add them to the contract"
+
+
 def modules_after(code: str) -> set[str]:
     listing = "import sys; " + code + "; print(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=60, check=True)

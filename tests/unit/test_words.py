@@ -103,6 +103,14 @@ def test_messages_of_the_library_name_no_option_of_the_command_line(path: Path) 
     assert not found, found
 
 
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[-2] in ("plan", "control")], ids=name)
+def test_messages_for_all_places_use_no_word_of_kubernetes(path: Path) -> None:
+    """Users of local clusters read them, too. Single words, such as the reason OOMKilled, are names and no messages."""
+    words = r"\b(?:[Pp]ods?|kubelet|kubectl|Kubernetes|Deployments?|ReplicaSets?|ConfigMaps?|OOMKilled)\b"
+    found = [text for text in messages(path.read_text()) if " " in text and re.search(words, text)]
+    assert not found, found
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
