@@ -34,6 +34,7 @@ class MemoryStore:
     state: str = "{}"
     report: Report | None = None
     starts: int = 0
+    changes: int = 0  # of what was recorded
     now: float = 0.0
 
     def exit(self, member: MemberId, code: int, reason: str = "") -> None:
@@ -109,8 +110,10 @@ class MemoryPlace:
         return MemoryWire(dict(self.store.members))
 
     async def record(self, desired: Desired, state: LoopState, report: Report | None = None) -> None:
+        before = self.store.state, self.store.report
         self.store.state = json.dumps(codec.dump(state))
         self.store.report = report or self.store.report
+        self.store.changes += before != (self.store.state, self.store.report)
 
     async def close(self) -> None:
         """There are no connections."""

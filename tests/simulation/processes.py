@@ -15,6 +15,7 @@ from oars.control.runner import Runner
 from oars.engines.base import Engine
 from oars.model import HEAD, Drained, DrainOutcome, MemberId, MemberState, MemberView, Pause, View
 from oars.places.base import Place
+from oars.plan.decide import SETTLED
 from tests.memory_place import MemoryPlace, MemoryStore, MemoryWire
 from tests.simulation import virtual_time
 from tests.simulation.history import CONVERGE_SECONDS, REST_SECONDS, Violation
@@ -77,12 +78,15 @@ class LocalHistory:
             if self.clock.now > deadline:
                 raise Violation(f"not converged after {CONVERGE_SECONDS:.0f} s: {problem}")
             await asyncio.sleep(1.0)
-        starts = self.store.starts
+        await asyncio.sleep(2 * SETTLED)
+        starts, changes = self.store.starts, self.store.changes
         await asyncio.sleep(REST_SECONDS)
         if problem := self._not_converged():
             raise Violation(f"it did not stay so: {problem}")
         if self.store.starts != starts:
             raise Violation(f"{self.store.starts - starts} members were started at rest")
+        if self.store.changes != changes:
+            raise Violation(f"{self.store.changes - changes} changes were recorded at rest")
 
     def _not_converged(self) -> str:
         running = [m for m in self.store.members.values() if m.state is MemberState.RUNNING]

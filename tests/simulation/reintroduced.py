@@ -194,7 +194,7 @@ FAULTS: dict[str, Fault] = {
         Fault(obsolete_deployment_that_is_deleted_at_once, LOST, ("change_workers", "scale")),
         Fault(head_loss_that_is_not_noticed, STUCK, ("delete_head", "restart_head", "scale")),
         Fault(garbage_that_stays, STUCK, ("change_workers", "change_head", "scale")),
-        Fault(watch_that_ignores_lost_events, "", ("bad_network", "scale", "delete_pod", "restart_worker", "recreate")),
+        Fault(watch_that_ignores_lost_events, "", ("bad_network", "recreate", "pause_process")),
         Fault(foreign_cluster_that_must_go, "", is_of_jobs=True),
         Fault(lost_node_that_is_waited_for, "", is_of_jobs=True),
         Fault(removed_driver_that_counts_as_lost, "", is_of_jobs=True),
