@@ -37,7 +37,9 @@ def explain(facts: Facts, policy: Autoscale) -> Reason:
     if facts.group.max is None:
         return "Fixed", "This group is not autoscaled."
     if facts.blocked is not None:
-        why = facts.blocked or "its workers do not start"
+        why = facts.blocked or "its workers did not start"
+        if not facts.need and not facts.target:
+            return "Blocked", f"No worker is needed now. At most one will be started at first, because {why}."
         return "Blocked", f"{_work(facts)} No more workers are added than one that waits, because {why}."
     if facts.target != facts.before:
         return _change(facts, policy)
