@@ -433,7 +433,8 @@ class Observed:
 @dataclass(frozen=True)
 class MemberView:
     """What the engine reports of a member. `held`: bytes only it holds; `idle`: seconds without work, 0 while it works
-    or if unknown; `pinned`: it has something that cannot move, such as an actor."""
+    or if unknown; `pinned`: it has something that cannot move, such as an actor; `tasks`: how many it runs or has in
+    its queue, None: unknown."""
 
     ready: bool
     address: str = ""
@@ -441,6 +442,7 @@ class MemberView:
     held: int = 0
     incarnation: str = ""  # if the engine can tell; a report about an older one does not count
     pinned: bool = False
+    tasks: int | None = None
 
 
 class Placement(StrEnum):

@@ -51,6 +51,7 @@ MEMBERS = (
     Column[MemberStatus]("PHASE", lambda m: m.phase, paint=paint_phase),
     Column[MemberStatus]("PID", lambda m: m.pid or "-"),
     Column[MemberStatus]("ADDRESS", lambda m: m.address),
+    Column[MemberStatus]("TASKS", lambda m: "-" if m.tasks is None else m.tasks, wide=True),
     Column[MemberStatus]("REASON", lambda m: m.reason),
 )
 

@@ -29,6 +29,7 @@ COLUMNS = (
     Column[Row]("READY", lambda row: row[1].group.ready),
     Column[Row]("CPU", lambda row: _shown(row[1].cpu)),
     Column[Row]("MEMORY", lambda row: "-" if row[1].memory is None else show_memory(row[1].memory)),
+    Column[Row]("TASKS", lambda row: _shown(row[1].tasks)),
     Column[Row]("REASON", lambda row: row[1].group.reason),
 )
 
@@ -42,10 +43,11 @@ COLUMNS = (
 @location_options
 @output_option
 def top(name: str, watch: bool, interval: float, service: Service, output: str) -> None:
-    """Show what the worker groups need, have and use: demand, workers, processors and memory.
+    """Show what the worker groups need, have and use: demand, workers, processors, memory and tasks.
 
     NEEDED is the number of workers that the demand needs now, WANTED what autoscaling or the spec asks for. CPU is the
-    number of processors in use. On Kubernetes, CPU and MEMORY are those of the metrics API, where it is served.
+    number of processors in use, TASKS that of the tasks which the workers run or have in their queues, if the engine
+    reports it. On Kubernetes, CPU and MEMORY are those of the metrics API, where it is served.
     """
     signals.run(_show(name, watch, max(interval, 0.1), service, output))
 

@@ -170,7 +170,7 @@ def members(card: Card) -> str:
         return ""
     loads = card.samples[-1].members if card.samples else {}
     rows = [_member(each, loads.get(each.id, Load())) for each in found[:MAX_MEMBERS]]
-    titles = ["Member", "Group", "Phase", "CPU", "Memory", "Address", "Reason"]
+    titles = ["Member", "Group", "Phase", "Tasks", "CPU", "Memory", "Address", "Reason"]
     more = len(found) - len(rows)
     rest = f'<div class="dim">{more} more: oars status {escape(card.name)}</div>' if more else ""
     opened = " open" if len(found) <= OPEN_MEMBERS else ""
@@ -180,7 +180,8 @@ def members(card: Card) -> str:
 def _member(member: MemberStatus, load: Load) -> list[str]:
     group = member.group if member.role == "worker" else ""
     cpu, memory = _cpu(load.cpu), _bytes(load.memory)
-    return [member.id, group, member.phase, cpu, memory, member.address, member.reason]
+    tasks = UNKNOWN if member.tasks is None else str(member.tasks)
+    return [member.id, group, member.phase, tasks, cpu, memory, member.address, member.reason]
 
 
 def note(line: str, *, is_error: bool = False) -> str:

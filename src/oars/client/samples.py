@@ -27,14 +27,15 @@ class Load:
 
 @dataclass(frozen=True)
 class GroupLoad:
-    """A worker group at one moment. cpu and memory: as in Load."""
+    """A worker group at one moment. cpu and memory: as in Load; tasks: those that its members report."""
 
     group: GroupStatus
     cpu: float | None
     memory: int | None
+    tasks: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self.group), "cpu": self.cpu, "memory": self.memory}
+        return {**asdict(self.group), "cpu": self.cpu, "memory": self.memory, "tasks": self.tasks}
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,9 @@ def make_sample(
     at: float, status: Status, before: Mapping[str, Usage] | None, after: Mapping[str, Usage] | None, seconds: float
 ) -> Sample:
     """`before` and `after`: two measurements that are that many seconds apart; None: the place cannot measure."""
+    tasks = {group.name: _tasks(status, group.name) for group in status.groups}
     if after is None:
-        return Sample(at, tuple(GroupLoad(group, None, None) for group in status.groups))
+        return Sample(at, tuple(GroupLoad(group, None, None, tasks[group.name]) for group in status.groups))
     known = before or {}
     members = {member: _load(known.get(member, Usage()), used, seconds) for member, used in after.items()}
     groups = []
@@ -96,8 +98,14 @@ def make_sample(
         loads = [members[each] for each in ids if each in members]
         is_known = bool(loads) or not ids  # the metrics API measures a new pod after a while
         cpu, memory = round(sum(load.cpu or 0.0 for load in loads), 2), sum(load.memory or 0 for load in loads)
-        groups.append(GroupLoad(group, cpu, memory) if is_known else GroupLoad(group, None, None))
+        known_load = (cpu, memory) if is_known else (None, None)
+        groups.append(GroupLoad(group, *known_load, tasks[group.name]))
     return Sample(at, tuple(groups), members)
+
+
+def _tasks(status: Status, group: str) -> int | None:
+    found = [each.tasks for each in status.members if each.group == group and each.tasks is not None]
+    return sum(found) if found else None
 
 
 def _load(before: Usage, after: Usage, seconds: float) -> Load:

@@ -409,7 +409,7 @@ def _between_attempts(
     if steps:
         return JobDecision(status, steps, _pause_after(steps))
     if not policy.has_own_cluster and seen.driver.state is DriverState.UNREACHABLE:
-        waits = f"Another attempt starts when the driver of the last one is gone: it may still use cluster {status.cluster}."
+        waits = f"Another attempt starts when the last driver is gone: it may still use cluster {status.cluster}."
         return JobDecision(replace(status, message=waits), (), _until_deadline(policy, status, now))
     if status.state is JobState.RETRYING and status.retry_at is not None and now < status.retry_at:
         return JobDecision(status, (), min(status.retry_at - now, _until_deadline(policy, status, now)))

@@ -90,7 +90,8 @@ def member_statuses(
         reported = view.members.get(member.id)
         address = (reported.address if reported else "") or member.address
         phase, reason = _member_phase(member, by_name.get(member.group), observed, view, running)
-        found.append(MemberStatus(member.id, member.role, member.group, phase, address, member.pid, reason))
+        tasks = reported.tasks if reported else None
+        found.append(MemberStatus(member.id, member.role, member.group, phase, address, member.pid, reason, tasks))
     return tuple(found)
 
 

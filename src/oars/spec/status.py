@@ -54,6 +54,7 @@ class MemberStatus:
     address: str = ""
     pid: int | None = None
     reason: str = ""
+    tasks: int | None = None  # that it runs or has in its queue; None: the engine does not report it, or not here
 
 
 @dataclass(frozen=True)

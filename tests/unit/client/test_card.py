@@ -64,6 +64,16 @@ def test_card_has_a_row_per_group_and_per_member() -> None:
     ]
 
 
+def test_members_show_their_tasks_if_the_engine_reports_them() -> None:
+    before = report(Phase.READY)
+    busy = replace(WORKER, tasks=7)
+    shown = replace(before, status=replace(before.status, members=(HEAD, busy)))
+    titles, head, worker = table(card.html(Card("demo", SPEC, shown)))[-3:]
+    place = titles.index("Tasks")
+    assert (head[place], worker[place]) == ("–", "7")
+    assert "Tasks" not in card.html(Card("demo", SPEC, before))
+
+
 def test_columns_without_values_are_left_out() -> None:
     rows = table(card.html(Card("demo", SPEC, report(Phase.READY), samples=(sample(1, None), sample(3, None)))))
     assert rows[0] == ["Group", "Workers"] and rows[2] == ["Member", "Group", "Phase", "Address", "Reason"]

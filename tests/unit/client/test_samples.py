@@ -36,6 +36,14 @@ def test_measured_use_of_processors_counts_as_it_is() -> None:
     assert [(load.cpu, load.memory) for load in sample.groups] == [(0.75, 11), (None, None)], "b-0 was not"
 
 
+def test_tasks_of_a_group_are_those_that_its_members_report() -> None:
+    tasks = {"a-0": 3, "a-1": 4}
+    members = tuple(replace(each, tasks=tasks.get(each.id)) for each in STATUS.members)
+    for after in ({}, None):
+        sample = make_sample(7.0, replace(STATUS, members=members), {}, after, 2.0)
+        assert [load.tasks for load in sample.groups] == [7, None] and sample.to_dict()["groups"][0]["tasks"] == 7
+
+
 def test_group_without_members_uses_nothing() -> None:
     empty = replace(STATUS, members=())
     assert [(load.cpu, load.memory) for load in make_sample(7.0, empty, {}, {}, 2.0).groups] == [(0, 0)] * 2

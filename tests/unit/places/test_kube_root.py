@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -155,6 +156,12 @@ class TestSize:
         state, report = self.huge(20)
         assert bounded_state(state).retiring.keys() == state.retiring.keys()
         assert [m.id for m in bounded_report(report).status.members] == [m.id for m in report.status.members]
+
+    def test_numbers_of_tasks_cause_no_write(self) -> None:
+        _, report = self.huge(20)
+        status = report.status
+        busy = tuple(replace(each, tasks=number) for number, each in enumerate(status.members))
+        assert bounded_report(replace(report, status=replace(status, members=busy))) == bounded_report(report)
 
     def test_state_in_memory_is_complete(self) -> None:
         state, report = self.huge()

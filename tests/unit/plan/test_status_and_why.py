@@ -73,6 +73,14 @@ def test_phase_and_reason(observed: Observed, up: bool, running: bool, phase: Ph
     assert (found.phase, found.reason) == (phase, reason)
 
 
+def test_members_have_the_tasks_that_the_engine_reports() -> None:
+    view = view_of(Observed(ALL))
+    name, reported = next((name, each) for name, each in view.members.items() if name != "head")
+    busy = replace(view, members={**view.members, name: replace(reported, tasks=4)})
+    found = {each.id: each.tasks for each in status_of(Observed(ALL), busy).members}
+    assert found.pop(name) == 4 and set(found.values()) == {None}
+
+
 def test_head_that_answered_before_is_silent_and_not_starting() -> None:
     found = status_of(Observed(ALL), View(message="no answer within 5 s", has_answered=True))
     assert (found.phase, found.reason) == (Phase.DEGRADED, "HeadSilent")
@@ -124,7 +132,7 @@ def test_json_form_is_stable() -> None:
                           "mode", "namespace", "expires", "host", "created"]  # fmt: skip
     assert data["endpoints"] == {"client": "toy://x", "dashboard": ""}
     assert data["groups"] == [{"name": "default", "wanted": 3, "ready": 3}]
-    assert list(data["members"][1]) == ["id", "role", "group", "phase", "address", "pid", "reason"]
+    assert list(data["members"][1]) == ["id", "role", "group", "phase", "address", "pid", "reason", "tasks"]
     assert "members" not in status_of(Observed(ALL), View()).to_dict(members=False)
 
 

@@ -88,6 +88,7 @@ class Members(RequestHandler):
                 "status": ws.status.name,
                 "idle": self.idle_seconds(ws),
                 "held": ws.nbytes,
+                "tasks": len(ws.processing),
                 "pinned": bool(ws.actors),
                 "incarnation": ws.extra.get("oars", {}).get("incarnation", ""),
             }

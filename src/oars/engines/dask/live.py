@@ -50,6 +50,7 @@ def _member(worker: Mapping[str, Any]) -> tuple[MemberId, MemberView]:
         held=worker["held"],
         pinned=worker["pinned"],
         incarnation=worker["incarnation"],
+        tasks=worker.get("tasks"),  # a head that an older Oars started does not report it
     )
     return MemberId(worker["name"]), view
 

@@ -31,12 +31,13 @@ def bounded_state(state: LoopState) -> LoopState:
 
 
 def bounded_report(report: Report) -> Report:
-    """Keep the head and the members that are not ready rather than others; `groups` counts all."""
+    """Keep the head and the members that are not ready rather than others; `groups` counts all. Numbers of tasks would
+    cost a write every few seconds: only the client that runs the loop shows them."""
     members = report.status.members
     if len(members) > MAX_MEMBERS:
         kept = {member.id for member in sorted(members, key=_interest)[:MAX_MEMBERS]}
         members = tuple(member for member in members if member.id in kept)
-    members = tuple(replace(member, reason=member.reason[:MAX_TEXT]) for member in members)
+    members = tuple(replace(member, reason=member.reason[:MAX_TEXT], tasks=None) for member in members)
     causes = tuple(
         replace(cause, lines=_lines(cause.lines, MAX_LINES), members=cause.members[:MAX_NAMES])
         for cause in report.causes[:MAX_CAUSES]
