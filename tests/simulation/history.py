@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 from unittest import mock
@@ -19,7 +19,7 @@ from oars.kube.kinds import Object
 from oars.operator import NAME as OPERATOR
 from oars.operator import RunOptions
 from oars.operator.main import Operator
-from oars.operator.resources import RESOURCE_KINDS
+from oars.operator.resources import RESOURCE_KINDS, ResourceKind
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state.observe import annotation, deployment_of
@@ -62,14 +62,19 @@ class Replica:
     history: History
     process: Process | None = None
     kills: list[int] = field(default_factory=list)  # numbers of writes after which it is killed, one per life
+    kinds: Sequence[ResourceKind] = RESOURCE_KINDS
+    trust_authors: bool = False
 
     async def run(self) -> None:
         while True:
             history = self.history
             self.process = process = Process(self.name, self.kills.pop(0) if self.kills else None)
             client = cast(Client, self.connect(process))
-            options = RunOptions(namespaces=history.namespaces, lease_namespace=NAMESPACE, identity=self.name)
-            operator = Operator(client, options, RESOURCE_KINDS)
+            options = RunOptions(
+                namespaces=history.namespaces, lease_namespace=NAMESPACE, identity=self.name,
+                trust_authors=self.trust_authors,
+            )  # fmt: skip
+            operator = Operator(client, options, self.kinds)
             operator._server = NullServer()  # type: ignore[assignment]
             life = asyncio.create_task(operator.run())
             process.on_death = life.cancel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -249,10 +250,8 @@ def settle(desired: Desired, status: Mapping[str, Any]) -> Desired:
 
 async def prepare(client: Client, root: ResourceRoot, cluster: Desired, resources: Mapping[Key, Object]) -> float:
     """The job's PodGroup, and the runs of its schedule."""
-    if is_ended(root.status):
-        return await marsjob_schedule.run_due(client, root, resources)
-    pauses = await marsjob_gang.ensure(client, root, cluster), await marsjob_schedule.run_due(client, root, resources)
-    return min(pauses)
+    queued = math.inf if is_ended(root.status) else await marsjob_gang.ensure(client, root, cluster)
+    return min(queued, await marsjob_schedule.run_due(client, root, resources, time.time))
 
 
 RESOURCE_KINDS = tuple(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -106,7 +105,7 @@ class MarsRuns(OwnedRuns):
 
 
 async def run_due(
-    client: Client, root: ResourceRoot, resources: Mapping[Key, Object], clock: Callable[[], float] = time.time
+    client: Client, root: ResourceRoot, resources: Mapping[Key, Object], clock: Callable[[], float]
 ) -> float:
     """Start and remove runs. Returns the seconds until the next look."""
     resource = root.resource
