@@ -98,8 +98,8 @@ def make_sample(
         loads = [members[each] for each in ids if each in members]
         is_known = bool(loads) or not ids  # the metrics API measures a new pod after a while
         cpu, memory = round(sum(load.cpu or 0.0 for load in loads), 2), sum(load.memory or 0 for load in loads)
-        known_load = (cpu, memory) if is_known else (None, None)
-        groups.append(GroupLoad(group, *known_load, tasks[group.name]))
+        load = Load(cpu, memory) if is_known else Load()
+        groups.append(GroupLoad(group, load.cpu, load.memory, tasks[group.name]))
     return Sample(at, tuple(groups), members)
 
 

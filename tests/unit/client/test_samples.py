@@ -39,7 +39,8 @@ def test_measured_use_of_processors_counts_as_it_is() -> None:
 def test_tasks_of_a_group_are_those_that_its_members_report() -> None:
     tasks = {"a-0": 3, "a-1": 4}
     members = tuple(replace(each, tasks=tasks.get(each.id)) for each in STATUS.members)
-    for after in ({}, None):
+    measured: tuple[dict[str, Usage] | None, ...] = ({}, None)
+    for after in measured:
         sample = make_sample(7.0, replace(STATUS, members=members), {}, after, 2.0)
         assert [load.tasks for load in sample.groups] == [7, None] and sample.to_dict()["groups"][0]["tasks"] == 7
 
