@@ -13,8 +13,9 @@ START = """## On Kubernetes: from submit to the first line
 A job with a cluster of its own, real pods: from the command until the driver prints its first line, for which it needs
 a result of the cluster. `oars submit` with the operator; `kubectl apply` of hand-written Deployments, a Service, a
 ConfigMap and a batch Job, whose program starts at once and waits for the head's port; `kubectl apply` of KubeRay's
-RayJob. All have the same image and the same requests (`python -m bench.kube_jobs start`). The last column is when
-`oars submit` has printed the line.
+RayJob. All have the same image and the same requests (`python -m bench.kube_jobs start`). Oars and KubeRay start the
+driver when all workers are ready; the hand-written driver's pod starts beside the head's and needs one worker. The last
+column is when `oars submit` has printed the line.
 """
 MANY = """## On Kubernetes: many jobs at once
 
