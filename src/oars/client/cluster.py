@@ -97,7 +97,7 @@ class AsyncCluster:
         mode: "operator" or "direct"; by default "operator" if one watches the namespace.
         timeout: until the cluster is ready, in seconds or such as "2m"; progress: called with a line at every change.
         tied: stop the cluster when this process ends.
-        modules: directory whose modules workers can import; by default that of the running script.
+        modules: directory whose modules workers can import; by default that of the running script. Not for pods.
         """
         location = make_location(
             _keyword, place=place, context=context, namespace=namespace, kubeconfig=kubeconfig, mode=mode
@@ -107,6 +107,7 @@ class AsyncCluster:
             head_memory=head_memory, packages=packages, image=image, place=location.place or _implied_place(engine),
         )  # fmt: skip
         self._spec = _build_spec(engine, overrides)
+        _warn_of_modules(modules, self._spec.place)
         self._name = checked_name(name) if name else generate_name(self._spec)
         self._timeout = _seconds(timeout)
         self._progress = progress or ignore
@@ -548,6 +549,11 @@ def checked_name(name: str) -> str:
         return check_name(name)
     except ValueError as error:
         raise SpecError(f"{error}.", "Example: demo-1.") from error
+
+
+def _warn_of_modules(modules: str | None, place: str) -> None:
+    if modules is not None and place != "local":
+        warnings.warn(f"modules={modules!r} has no effect: pods import from their image only.", stacklevel=4)
 
 
 def _implied_place(engine: str | ClusterSpec) -> str | None:

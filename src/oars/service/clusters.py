@@ -195,9 +195,11 @@ class Service:
         tied: bool = False,
         modules: str | None = None,
     ) -> AsyncCluster:
-        """A cluster that is not started yet."""
+        """A cluster that is not started yet. modules: a directory whose modules local workers can import."""
         from oars.client.cluster import AsyncCluster
 
+        in_pods = (self.location.place or spec.place) != "local" or spec.namespace.name or spec.namespace.create
+        modules = None if in_pods else modules
         return AsyncCluster(
             spec, name=name, timeout=timeout, progress=progress, tied=tied, modules=modules, **asdict(self.location)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import os
@@ -19,6 +20,7 @@ from oars.client.backend import Progress
 if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
 
+SEND = "Add them to the image, or send them with the engine's own API."
 GRACE_SECONDS = 10.0  # for the script to end after a signal, before the next stronger one
 
 
@@ -44,6 +46,10 @@ class ScriptRun:
 
     async def run(self) -> int:
         """The script's exit code. A cancelled run ends the script first."""
+        if self._cluster.place == "kubernetes" and (names := own_modules(self._argv)):
+            self._caller.warn(
+                f"{', '.join(names)} cannot be imported in the pods: files beside the script are not sent. {SEND}"
+            )
         await self._cluster.start()
         try:
             self._caller.give_terminal()
@@ -106,6 +112,23 @@ def module_directory(script: str) -> Path:
             f"No permission to read the script {script!r}.", f"Run `ls -l {script}` to check its owner and mode."
         )
     return path if path.is_dir() else path.parent
+
+
+def own_modules(argv: Sequence[str]) -> list[str]:
+    """The modules and packages beside a script that it imports itself. `argv`: the script, or -m and a module."""
+    if argv[0] == "-m":
+        directory, script = Path.cwd(), Path(argv[1].replace(".", "/") + ".py")
+    else:
+        directory, script = module_directory(argv[0]), Path(argv[0])
+        script = script / "__main__.py" if script.is_dir() else script
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []  # Python will report it
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
+    names = {name.partition(".")[0] for name in imported} - {""}
+    return sorted(name for name in names if (directory / f"{name}.py").is_file() or (directory / name).is_dir())
 
 
 def _send(process: asyncio.subprocess.Process, number: int) -> None:

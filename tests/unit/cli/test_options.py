@@ -16,7 +16,7 @@ from oars.cli.main import call
 from oars.cli.options import ClusterOptions, location_options
 from oars.cli.run import run
 from oars.service import Location, Service
-from oars.service.scripts import module_directory
+from oars.service.scripts import module_directory, own_modules
 from oars.service.specs import generate_name
 
 NOT_GIVEN: dict[str, Any] = dict.fromkeys(["engine", "workers", "cpu", "memory", "image", "packages"])
@@ -134,6 +134,20 @@ def test_module_directory_of_a_script(tmp_path: Path) -> None:
         module_directory(str(tmp_path))
     (tmp_path / "__main__.py").touch()
     assert module_directory(str(tmp_path)) == tmp_path.resolve()
+
+
+def test_own_modules_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("helper.py", "other.py", "package/__init__.py", "package/train.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    script = tmp_path / "train.py"
+    script.write_text("import os, numpy\nfrom package.train import f\ndef g():\n    import helper.x as y\n")
+    assert own_modules([str(script), "--epochs", "3"]) == ["helper", "package"]
+    (tmp_path / "package/train.py").write_text("import helper")
+    monkeypatch.chdir(tmp_path)
+    assert own_modules(["-m", "package.train"]) == ["helper"]
+    script.write_text("no python")
+    assert own_modules([str(script)]) == []
 
 
 # location

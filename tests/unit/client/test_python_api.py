@@ -77,6 +77,11 @@ def test_unknown_keyword_gets_a_suggestion(cluster: type[Any], keyword: str, mea
 
 
 def test_suggestions_fit_the_method() -> None:
+    """And mypy refuses each of these, or it would report that `type: ignore` is not needed."""
+    with pytest.raises(TypeError, match=r"'wokers'\. Did you mean 'workers'"):
+        Cluster("dask", wokers=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'wokers'\. Did you mean 'workers'"):
+        AsyncCluster("dask", wokers=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^Cluster.attach\(\) got an unexpected keyword argument 'n_workers'.$"):
         Cluster.attach("demo", n_workers=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"'ns'\. Did you mean 'namespace'"):
@@ -101,6 +106,8 @@ def test_location_of_a_new_cluster(tmp_path: Path) -> None:
     )
     assert (cluster.place, cluster.engine) == ("kubernetes", "dask")
     assert AsyncCluster(ClusterSpec(engine="dask", namespace=TEAM)).place == "kubernetes"
+    with pytest.warns(UserWarning, match="modules='lib' has no effect: pods"):
+        AsyncCluster("dask", namespace="team", modules="lib")
     assert AsyncCluster(ClusterSpec(engine="dask", namespace=TEAM), place="local").place == "local"
     with pytest.raises(SpecError, match="namespace applies to Kubernetes only"):
         AsyncCluster(ClusterSpec(engine="dask", place="local", namespace=TEAM))
