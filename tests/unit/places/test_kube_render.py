@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from oars.base.errors import SpecError
+from oars.client.pod_usage import quantity
 from oars.engines.web_guard import OPEN_PATHS
 from oars.places.kube import names
 from oars.places.kube.render import objects, sidecar
@@ -369,6 +370,18 @@ def test_memory_has_a_default() -> None:
     found = rendered()
     assert container_of(found["Deployment/demo-head"])["resources"]["limits"]["memory"] == str(DEFAULTS.head_memory)
     assert container_of(found["Deployment/demo-worker"])["resources"]["limits"]["memory"] == str(DEFAULTS.worker_memory)
+
+
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+def test_default_sizes_fit_on_a_node_of_two_processors(engine: str) -> None:
+    """The head, its helper and three workers; a tenth of a processor remains for the node. None is limited to less than
+    a processor."""
+    found = rendered(engine=engine, workers=3)
+    pods = [container_of(found["Deployment/demo-head"]), *3 * [container_of(found["Deployment/demo-worker"])]]
+    requests = [each["resources"]["requests"]["cpu"] for each in pods]
+    assert requests == ["250m", "500m", "500m", "500m"]
+    assert float(quantity("10m")) + sum(float(quantity(each)) for each in requests) <= 1.9
+    assert all(quantity(each["resources"].get("limits", {}).get("cpu", "1")) >= 1 for each in pods)
 
 
 def test_gpus_are_requested() -> None:
