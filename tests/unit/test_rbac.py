@@ -65,11 +65,9 @@ def test_replica_sets_are_not_needed() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_rules_that_apply_have_both_verbs(rule: Rule) -> None:
     """Server-side apply of a new object needs both; the operator's Lease has separate rules for them."""
-    not_applied = {"pods/exec", "pods/portforward", "leases", "jobs"}
+    not_applied = {"pods/exec", "pods/portforward", "leases", "jobs", "events"}
     if rule.why.startswith("the clusters of jobs"):
         not_applied |= {"computeclusters"}  # created once, never changed
-    if rule in rbac.LEASES:
-        not_applied |= {"events"}
     if "create" in rule.verbs and not not_applied & set(rule.resources):
         assert "patch" in rule.verbs
 

@@ -131,12 +131,12 @@ OPERATOR = (
     Rule(GROUP, (PLURAL,), ("create", "delete"), "the clusters of jobs; clusters whose lifetime is over"),
     Rule(GROUP, (JOB_PLURAL,), (*READ, "delete"), "read jobs; delete those whose time has passed"),
     Rule(GROUP, (JOB_PLURAL,), APPLY, "start and cancel the runs of schedules"),
-    Rule(GROUP, (f"{JOB_PLURAL}/status",), ("get", "patch"), "report the observed state of jobs"),
+    Rule(GROUP, (f"{JOB_PLURAL}/status",), ("patch",), "report the observed state of jobs"),
     Rule(GROUP, (f"{JOB_PLURAL}/finalizers",), ("update",), "set owner references to jobs"),
     Rule("batch", ("jobs",), (*READ, *APPLY), "the drivers of jobs"),
-    Rule(GROUP, (f"{PLURAL}/status",), ("get", "patch"), "report the observed state"),
+    Rule(GROUP, (f"{PLURAL}/status",), ("patch",), "report the observed state"),
     Rule(GROUP, (f"{PLURAL}/finalizers",), ("update",), "set owner references, where admission control requires it"),
-    Rule("", ("pods",), (*READ, "patch", "delete"), "observe members; mark and delete drained workers"),
+    Rule("", ("pods",), ("list", "watch", "patch", "delete"), "observe members; mark and delete drained workers"),
     Rule("", ("pods/log",), ("get",), "log lines of failed containers"),
     Rule("apps", ("deployments",), (*READ, *APPLY, "delete"), "the head and each worker group"),
     Rule("", ("services", "serviceaccounts"), RESTORE, "the head's address; the account of the pods"),
@@ -146,7 +146,7 @@ OPERATOR = (
     Rule("", ("secrets",), MANAGE, "each cluster's token and certificates"),
     Rule("policy", ("poddisruptionbudgets",), RESTORE, "protect the head from eviction"),
     Rule("networking.k8s.io", ("networkpolicies", "ingresses"), RESTORE, "access to a cluster"),
-    Rule("", ("events",), (*APPLY, "list", "watch"), "report causes; read why a pod does not start"),
+    Rule("", ("events",), ("create", "list"), "report causes; read why a pod does not start"),
     _LIMITS,
 )
 _JOBS = MARS_JOB_PLURAL
@@ -158,7 +158,7 @@ MARS_JOBS = (
         for rule in (
             Rule(group, (_JOBS,), (*READ, "delete"), "read MarsJobs; delete those whose time has passed"),
             Rule(group, (_JOBS,), ("create",), "start the runs of a MarsJob's cronPolicy"),
-            Rule(group, (f"{_JOBS}/status",), ("get", "patch"), "report the observed state of MarsJobs"),
+            Rule(group, (f"{_JOBS}/status",), ("patch",), "report the observed state of MarsJobs"),
             Rule(group, (f"{_JOBS}/finalizers",), ("update",), "set owner references to MarsJobs"),
         )
     ),
@@ -193,7 +193,7 @@ QUEUES = (
 # In the operator's namespace. RBAC cannot restrict `create` to a name, so it has its own rule.
 LEASES = (
     Rule("coordination.k8s.io", ("leases",), ("create",), "leader election"),
-    Rule("coordination.k8s.io", ("leases",), ("get", "update", "patch"), "leader election", (NAME,)),
+    Rule("coordination.k8s.io", ("leases",), ("get", "update"), "leader election", (NAME,)),
     Rule("", ("events",), ("create",), "announce the leader"),
 )
 # For every authenticated user, the operator among them: where the operator is, whether it is running, and whether
