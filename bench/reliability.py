@@ -44,6 +44,11 @@ def known() -> dict[str, Any]:
     return found
 
 
+def save(name: str, found: dict[str, Any]) -> None:
+    """Replace one part."""
+    RESULT.write_text(json.dumps({**known(), name: {**facts(), **found}}, indent=1) + "\n")
+
+
 def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
@@ -54,7 +59,7 @@ def simulation(seeds: int = 1000, first: int = 1) -> dict[str, Any]:
     from tests.simulation.engine import LATE_SECONDS
     from tests.simulation.test_histories import AT_ONCE, STEP, replay
 
-    before = known()["simulation"] if first > 1 else {"histories": 0}
+    before: dict[str, Any] = known()["simulation"] if first > 1 else {"histories": 0}
     if before["histories"] != first - 1:
         raise SystemExit(f"{before['histories']} histories were measured: continue at {before['histories'] + 1}")
     totals, started = ("histories", "violations", "kills", "seconds"), time.monotonic()
@@ -109,8 +114,8 @@ def kills() -> dict[str, Any]:
 
 
 def drains(wanted: int = 50, *chosen: str) -> dict[str, Any]:
-    """Workers leave while a driver computes on them and holds results. Each engine in direct mode. The rows of engines
-    that were not chosen are kept."""
+    """Workers leave while a driver computes on them and holds results. Each engine in direct mode. Each row is saved
+    when it is there; the rows of engines that were not chosen are kept."""
     from lab.cluster import Lab
     from lab.loan import borrowed
 
@@ -123,7 +128,8 @@ def drains(wanted: int = 50, *chosen: str) -> dict[str, Any]:
             with kubes.fresh_namespace(kubes.of_lab(lab), has_node=True) as kube:
                 rows[engine] = {**_drain_pods(engine, kube, wanted), "when": facts()["when"]}
                 say(str(rows[engine]))
-    return {"rows": [rows[engine] for engine in ENGINES if engine in rows]}
+            save("drains", found := {"rows": [rows[engine] for engine in ENGINES if engine in rows]})
+    return found
 
 
 def _drain_pods(engine: str, kube: Any, wanted: int) -> dict[str, Any]:
@@ -166,8 +172,7 @@ def main(words: list[str]) -> int:
     if not words or words[0] not in PARTS:
         sys.stderr.write(__doc__ or "")
         return 2
-    found = PARTS[words[0]](*(int(word) if word.isdigit() else word for word in words[1:]))
-    RESULT.write_text(json.dumps({**known(), words[0]: {**facts(), **found}}, indent=1) + "\n")
+    save(words[0], PARTS[words[0]](*(int(word) if word.isdigit() else word for word in words[1:])))
     return 0
 
 
