@@ -1,7 +1,8 @@
 """python -m bench.kube_autoscale: autoscaling by the operator, on the lab with simulated pods.
 
 burst    one cluster from 0 to 300 workers and back to 0, several times: seconds from the demand to the write, number of
-         writes, seconds until all workers are ready, and until no pod is left
+         writes, seconds until all workers are ready; seconds from the end of the demand until the Deployment has 0, which
+         is up to Oars, and until no pod is left, which is up to Kubernetes
 many     100 autoscaled clusters at rest: the operator's CPU; then all of them get work at the same moment
 
 Only the pods and the demand are simulated. Results go to bench/results/kube_autoscale.json. OARS_LAB_DIR selects the
@@ -125,10 +126,11 @@ async def one_burst(client: Client, where: str, give: Work) -> dict[str, Any]:
     (written,) = await seconds_to_write(client, where, {name: BURST}, began)
     await until(is_complete, "all workers are ready", 0.2)
     ready, writes, ended = time.monotonic() - began, await generation() - before, give(0)
+    (lowered,) = await seconds_to_write(client, where, {name: 0}, ended)
     await until(is_empty, "no worker is left", 0.2)
     return {
-        "workers": BURST, "seconds_to_write": written, "writes": writes,
-        "seconds_to_ready": round(ready, 2), "seconds_to_zero": round(time.monotonic() - ended, 2),
+        "workers": BURST, "seconds_to_write": written, "writes": writes, "seconds_to_ready": round(ready, 2),
+        "seconds_to_lower": lowered, "seconds_to_zero": round(time.monotonic() - ended, 2),
     }  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 that is deleted, such a process gets SIGTERM, up to 30 s, then SIGKILL.
 
 A driver computes chains of three tasks whose intermediate results live on the workers, holds them, checks them and
-releases them; and it calls an actor, where the engine has actors. Meanwhile workers leave and come back. Counted are
-lost results, failed calls of the user, and tasks that ran more than once.
+releases them; and it calls an actor, where the engine has actors. Meanwhile six of eight workers leave at a time and
+come back. Counted are lost results, failed calls of the user, and tasks that ran more than once.
+
+BENCH_ONLY="ray: Oars" measures the rows that this regular expression matches, and keeps the others.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -30,11 +33,19 @@ from oars.spec.load import build
 from oars.spec.status import Phase
 from oars.testing.driver import DriverProgram
 
-WORKERS, STAYING = 4, 2
+WORKERS, STAYING = 8, 2
 GRACE = 30.0  # seconds between SIGTERM and SIGKILL: Kubernetes' terminationGracePeriodSeconds if a pod sets none
-SCALE_DOWNS = int(os.environ.get("BENCH_SCALE_DOWNS", "200"))  # workers that leave, per engine and way
+SCALE_DOWNS = int(os.environ.get("BENCH_SCALE_DOWNS", "200"))  # workers that leave, per engine, with Oars
+SAMPLE = int(os.environ.get("BENCH_SAMPLE", "48"))  # the same for the other ways
 SECONDS = float(os.environ.get("BENCH_SECONDS", "1200"))  # per engine and way
-SPECS: dict[str, dict[str, Any]] = {"dask": {}, "ray": {"ray": {"dashboard": False}}, "mars": {}}
+ONLY = os.environ.get("BENCH_ONLY", "")
+RESULTS = Path(__file__).parent / "results/scale_down.json"
+SPECS: dict[str, dict[str, Any]] = {
+    "dask": {"engine": "dask"},
+    "ray": {"engine": "ray", "ray": {"dashboard": False}},
+    "mars": {"engine": "mars"},
+    "pymars": {"engine": "mars", "mars": {"distribution": "pymars"}},
+}
 DRAIN_SECONDS = 40.0  # after which a scale-down is withdrawn, and the workers that stayed are counted as such
 ERRORS_SHOWN = 5
 Leave = Callable[[Cluster, DriverProgram], int]
@@ -124,16 +135,16 @@ WAYS: dict[str, dict[str, Leave]] = {
 }
 
 
-def measure(engine: str, way: str, leave: Leave) -> dict[str, Any]:
-    """`steps`: scale-downs, or deletions; `left`: workers that left in them."""
-    spec = build({"engine": engine, "workers": [{"replicas": WORKERS, "memory": "512Mi"}], **SPECS[engine]}).spec
+def measure(engine: str, way: str, leave: Leave, enough: int) -> dict[str, Any]:
+    """Until `enough` workers have left. `steps`: scale-downs, or deletions; `left`: workers that left in them."""
+    spec = build({**SPECS[engine], "workers": [{"replicas": WORKERS, "memory": "512Mi"}]}).spec
     steps, left, problem, started = 0, 0, "", time.monotonic()
     with tempfile.TemporaryDirectory() as directory, Cluster(spec, name=f"bench-{engine}", timeout="5m") as cluster:
         journal = Path(directory) / "ran"
         with DriverProgram(cluster, LOADS[engine], str(journal)) as program:
             program.expect("running")
             try:
-                while left < SCALE_DOWNS and time.monotonic() - started < SECONDS:
+                while left < enough and time.monotonic() - started < SECONDS:
                     left += leave(cluster, program)
                     steps += 1
             except (TimeoutError, OarsError) as error:
@@ -148,16 +159,24 @@ def measure(engine: str, way: str, leave: Leave) -> dict[str, Any]:
         "engine": engine, "way": way, "steps": steps, "left": left, **counted, "tasks": len(runs),
         "recomputed": recomputed, "seconds": round(seconds, 1), "problem": problem,
         "errors": Counter(errors).most_common(ERRORS_SHOWN),
+        "when": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), "load": round(os.getloadavg()[0], 1),
     }  # fmt: skip
 
 
+def is_chosen(engine: str, way: str) -> bool:
+    return re.search(ONLY, f"{engine}: {way}") is not None
+
+
 def bench_scale_down() -> Iterator[dict[str, Any]]:
-    """Oars' rows first."""
+    """The rows that are not measured now, then those that are: Oars' first."""
+    if RESULTS.exists():
+        yield from (r for r in json.loads(RESULTS.read_text())["rows"] if not is_chosen(r["engine"], r["way"]))
     ways = [(way, engine, leave) for engine, ways in WAYS.items() for way, leave in ways.items()]
     for way, engine, leave in sorted(ways, key=lambda each: each[0] != "Oars"):
-        row = measure(engine, way, leave)
-        sys.stderr.write(f"{row}\n")
-        yield row
+        if is_chosen(engine, way):
+            row = measure(engine, way, leave, SCALE_DOWNS if way == "Oars" else SAMPLE)
+            sys.stderr.write(f"{row}\n")
+            yield row
 
 
 def text(rows: list[dict[str, Any]]) -> str:

@@ -3,7 +3,7 @@ what it counted as JSON. Its argument is a file, to which every task appends its
 
 COMMON = """
 import json, os, sys, threading, time
-FILE, SIZE, CHAINS = sys.argv[1], 200_000, 6
+FILE, SIZE, CHAINS = sys.argv[1], 200_000, 12
 stopped, counts = threading.Event(), {"calls": 0, "failed": 0, "lost": 0}
 
 def note(name):
@@ -156,7 +156,10 @@ MARS = (
     COMMON
     + """
 import oars
-import xorbits._mars.remote as remote
+if os.environ["OARS_MARS_DISTRIBUTION"] == "xorbits":
+    from xorbits._mars import remote
+else:
+    from mars import remote
 session = oars.connect()
 
 def listen():
@@ -185,4 +188,4 @@ repeat(burst)
 """
 )
 
-LOADS = {"dask": DASK, "ray": RAY, "mars": MARS}
+LOADS = {"dask": DASK, "ray": RAY, "mars": MARS, "pymars": MARS}

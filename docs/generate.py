@@ -11,7 +11,6 @@ reliability.md      the figures of bench/results/reliability.json
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,10 +170,6 @@ PARTS = {
     ),
 }
 SCALE = "kube_scale.json"
-REACTION_COLUMNS = ("engine", "workers are wanted", "latest of five", "work is done", "zero again")
-SPILL_COLUMNS = (
-    "engine", "memory, MiB", "results, MiB", "on disk when made, MiB", "s to make", "s to read", "right result",
-)  # fmt: skip
 SCALE_HEAD = """## On Kubernetes: many clusters at once
 
 300 clusters with a head and three workers each, created at the same time on a real control plane with simulated pods.
@@ -187,55 +182,14 @@ SCALE_ROWS = {
     "kuberay": "KubeRay's operator, from RayClusters",
 }
 
-SCALE_DOWN_HEAD = """## Scale-down under load
-
-A driver computes chains of three tasks whose intermediate results live on the workers, holds, checks and releases them,
-and calls an actor where the engine has actors (Dask, Ray). Meanwhile two of four workers leave, again and again. Oars
-drains them when the cluster is scaled down; one that holds something that cannot move, such as an actor, stays, and the
-scale-down is withdrawn after 40 s. KubeRay's way is to delete pods without a drain; dask-kubernetes' way is
-Dask's own retirement, after which the pods are deleted at once. Workers are local processes that stand for pods: "a
-pod is deleted" means SIGTERM, up to 30 s, then SIGKILL. `python -m bench scale_down` measures until 200 workers have
-left, or for `BENCH_SECONDS` per row; the table shows how many it was.
-"""
-
-REACTION_HEAD = """## From zero to zero with real engines
-
-Local processes; a group of at most two workers, `scaleDownDelay` 5 s (`python -m bench reaction`). Seconds from the
-first call of a connected program until workers are wanted, until six tasks of 1 s are done, and from then until no
-worker is left.
-"""
-
-SPILL_HEAD = """## A workload of three times the memory
-
-One worker, a local process; random results of 10 MiB, which are made, kept and then read (`python -m bench spill`).
-"""
-
-ELASTIC_HEAD = """## On Kubernetes: a burst of work
-
-One cluster from 0 to 300 workers and back, on a real control plane with simulated pods (`python -m
-bench.kube_autoscale`). `scaleDownDelay` is 5 s.
-"""
-
-AUTOSCALE_HEAD = """## Autoscaling, simulated
-
-Nine loads with a fake clock ([the rules](autoscaling.md)). Workers have four slots and take 12 s to start; a group has
-at most 100. Ray's autoscaler v2 is modelled as under KubeRay, with ten launches per update, and without that limit.
-Oars decides with the signals that it gets from Dask (durations are known) and from Ray (they are not).
-
-Each cell: idle worker-seconds / mean seconds that a task waits / writes / workers started / reversals within a minute;
-medians of five runs with different random numbers.
-"""
-
-
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
     sys.path.insert(0, str(DOCS.parent))
-    from bench import kube_jobs_page, reliability_page
+    from bench import elastic_page, kube_jobs_page, reliability_page
     from docs import api_page
 
     sections = [*scale_section(RESULTS / SCALE), *kube_jobs_page.section(RESULTS / "kube_jobs.json")]
-    sections += [*scale_down_section(), *engine_sections()]
-    sections += [*elastic_section(), *autoscale_section()]
+    sections += elastic_page.sections(RESULTS)
     measured = "\n".join([bench_page(read_results(RESULTS)), *sections])
     return {
         DOCS / "reference/spec.md": spec_page(),
@@ -412,117 +366,6 @@ def growth_table(record: Mapping[str, Any]) -> Iterator[str]:
         numbers = (row["seconds"], row["seconds"] / row["clusters"], row["cpu"], row["megabytes"])
         yield f"| {row['clusters']} | {' | '.join(map(number, numbers))} |"
     yield ""
-
-
-def scale_down_section() -> Iterator[str]:
-    """The results of bench/scale_down.py, if there are any."""
-    path = RESULTS / "scale_down.json"
-    if path.exists():
-        yield SCALE_DOWN_HEAD
-        yield "| engine | way | steps | workers that left | calls | failed calls | lost results | ran again |"
-        yield "|---" * 8 + "|"
-        rows = json.loads(path.read_text())["rows"]
-        engines = list(dict.fromkeys(row["engine"] for row in rows))
-        for row in sorted(rows, key=lambda row: engines.index(row["engine"])):
-            again = f"{row['recomputed']} of {row['tasks']}"
-            figures = (row[key] for key in ("steps", "left", "calls", "failed", "lost"))
-            yield f"| {' | '.join(map(str, (row['engine'], row['way'], *figures, again)))} |"
-        yield ""
-
-
-def engine_sections() -> Iterator[str]:
-    """The results of bench/elastic.py, if there are any."""
-    for name, head, columns, cells in (
-        ("reaction", REACTION_HEAD, REACTION_COLUMNS, reaction_cells),
-        ("spill", SPILL_HEAD, SPILL_COLUMNS, spill_cells),
-    ):
-        if (RESULTS / f"{name}.json").exists():
-            record = read_result(f"{name}.json")
-            yield head
-            yield f"Measured {record['when']}, {record['cores']} cores, load {record['load'][0]:.0f}.\n"
-            yield f"| {' | '.join(columns)} |"
-            yield "|---" * len(columns) + "|"
-            yield from (f"| {' | '.join(map(str, cells(row)))} |" for row in record["rows"])
-            yield ""
-
-
-def reaction_cells(row: Mapping[str, Any]) -> Sequence[Any]:
-    return row["engine"], f"{row['wanted']:.2f}", f"{row['latest']:.2f}", f"{row['done']:.1f}", f"{row['to_zero']:.1f}"
-
-
-def spill_cells(row: Mapping[str, Any]) -> Sequence[Any]:
-    sizes = (f"{row[key] / 2**20:.0f}" for key in ("memory", "results", "spilled"))
-    return row["engine"], *sizes, row["seconds_to_make"], row["seconds_to_read"], "yes" if row["ok"] else "NO"
-
-
-def elastic_section() -> Iterator[str]:
-    """The results of bench/kube_autoscale.py, if there are any."""
-    path = RESULTS / "kube_autoscale.json"
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    if "burst" in kept:
-        yield ELASTIC_HEAD
-        yield f"Measured {kept['burst']['when']}, {kept['burst']['cores']} cores.\n"
-        yield "| workers | demand → write, s | writes | demand → all ready, s | end of the work → no pod left, s |"
-        yield "|---" * 5 + "|"
-        for row in kept["burst"]["result"]:
-            names = ("workers", "seconds_to_write", "writes", "seconds_to_ready", "seconds_to_zero")
-            yield f"| {' | '.join(str(row[name]) for name in names)} |"
-        yield ""
-    if "many" in kept:
-        row = kept["many"]["result"]
-        share = f"{row['cpu_per_second_at_rest']:.0%} of a processor and {row['writes_at_rest']:.0f} writes"
-        yield f"{row['clusters']} autoscaled clusters at rest cost the operator {share}. When all of them get work"
-        yield f"at the same moment, the first write follows after {row['first']:.1f} s, half of them after"
-        yield f"{row['median']:.1f} s, the last after {row['last']:.1f} s.\n"
-
-
-def autoscale_section() -> Iterator[str]:
-    """The results of bench/autoscale.py, if there are any."""
-    path = RESULTS / "autoscale.json"
-    if not path.exists():
-        return
-    rows = json.loads(path.read_text())["rows"]
-    policies = list(dict.fromkeys(row["policy"] for row in rows))
-    yield AUTOSCALE_HEAD
-    yield f"| load | {' | '.join(policies)} |"
-    yield "|---" * (1 + len(policies)) + "|"
-    for load in dict.fromkeys(row["load"] for row in rows):
-        yield f"| {load} | {' | '.join(autoscale_cell(row) for row in rows if row['load'] == load)} |"
-    yield ""
-    yield from autoscale_readings({(row["load"], row["policy"]): row for row in rows})
-
-
-def autoscale_readings(rows: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
-    """Where the limits of the tests need words: see the end of docs/autoscaling.md."""
-    reference = {row["load"]: row for row in json.loads((RESULTS / "autoscale_reference.json").read_text())["rows"]}
-
-    def ours(load: str, key: str) -> float:
-        return float(rows[load, "Oars, Dask's signals"][key])
-
-    def ray(load: str, key: str) -> float:
-        return float(rows[load, "Ray v2, no launch limit"][key])
-
-    scores = {
-        load: math.sqrt(ours(load, "idle") / row["idle"] * ours(load, "wait") / row["wait"])
-        for load, row in reference.items()
-    }
-    worst = max(reference, key=lambda load: ours(load, "idle") / reference[load]["idle"])
-    idle, wait = (ours(worst, key) / reference[worst][key] for key in ("idle", "wait"))
-    better, most = sum(score < 1.0 for score in scores.values()), max(scores.values())
-    longer, share = (ours("notebook", key) / ray("notebook", key) for key in ("wait", "idle"))
-    blocked, both = (ours(load, "idle") / ray(load, "idle") for load in ("GPU blocked", "CPU and GPU"))
-    yield "Figures that need words ([which](autoscaling.md#what-it-costs-and-gains)):\n"
-    yield f"- *notebook*: a task waits {longer:.2f} times as long as with Ray, at {share:.2f} of its idle time."
-    yield f"- Idle time on *CPU and GPU* is {both:.2f} of Ray's, on *GPU blocked* {blocked:.2f}."
-    yield "- Against the reference function, by the geometric mean of idle time and waiting time: better on"
-    yield f"  {better} of {len(scores)} loads, at worst {most:.3f}. *{worst}* has {idle:.2f} of its idle time and"
-    yield f"  {wait:.2f} of its waiting time."
-    yield ""
-
-
-def autoscale_cell(row: Mapping[str, Any]) -> str:
-    left = f", {row['left']} never ran" if row["left"] else ""
-    return f"{row['idle']:.0f} / {row['wait']:.1f} / {row['writes']} / {row['starts']} / {row['reversals']}{left}"
 
 
 def read_result(name: str) -> Any:

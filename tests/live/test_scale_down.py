@@ -17,11 +17,11 @@ from bench import scale_down
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars", "pymars"])
 def test_scale_downs_lose_nothing(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale_down, "SCALE_DOWNS", 20)
-    monkeypatch.setattr(scale_down, "SECONDS", 90.0)
-    row = scale_down.measure(engine, "Oars", scale_down.leave_drained)
+    monkeypatch.setattr(scale_down, "WORKERS", 4)
+    monkeypatch.setattr(scale_down, "SECONDS", 60.0)
+    row = scale_down.measure(engine, "Oars", scale_down.leave_drained, 12)
     assert (row["failed"], row["lost"], row["problem"]) == (0, 0, ""), row
     assert 2 <= row["left"] <= 2 * row["steps"] and row["calls"] > 0, row
 
@@ -51,3 +51,12 @@ def test_interrupted_bench_keeps_the_rows_that_were_measured(tmp_path: Path, mon
     with pytest.raises(KeyboardInterrupt):
         bench.report("scale_down", rows())
     assert json.loads((tmp_path / "scale_down.json").read_text())["rows"] == [{"engine": "first"}]
+
+
+def test_rows_that_are_not_measured_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"engine": "dask", "way": "Oars"}, {"engine": "ray", "way": "KubeRay's way"}]
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
+    monkeypatch.setattr(scale_down, "RESULTS", tmp_path / "rows.json")
+    monkeypatch.setattr(scale_down, "ONLY", "mars: another")
+    assert list(scale_down.bench_scale_down()) == rows
+    assert scale_down.is_chosen("mars", "another way") and not scale_down.is_chosen("mars", "Oars")

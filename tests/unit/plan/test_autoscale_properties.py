@@ -238,8 +238,9 @@ def test_5_at_most_one_reversal_per_delay(waves: list[tuple[int, int]]) -> None:
         [Demand({"cpu": 1.0}, count)] if count else [] for count, length in waves for _ in range(length)
     ]
     changes = directions(history(Play((group(0),)), demand, "g0"))
-    turns = [at for (_, before), (at, after) in pairwise(changes) if before != after]
-    assert all(second - first >= DELAY for first, second in zip(turns, turns[2:], strict=False))
+    for (grown, before), (at, after) in pairwise(changes):
+        # Demand may return at once after a scale-down; a group that has grown keeps its members for the delay.
+        assert not before > 0 > after or at - grown >= DELAY
 
 
 @quick
