@@ -194,11 +194,11 @@ class TestMarsJob:
         web, user = f"http://{NAME}-webservice-0.{home.namespace}", other_pod(home, "user")
         token = b64decode(home.kubectl("get", "secret", f"{NAME}-oars", "-o", "jsonpath={.data.token}")).decode()
         with_token = {"Authorization": f"Bearer {token}"}
-        with proxy(rules(home)) as get, working(home, user, web, "12", "/etc/mars/token") as output:
+        with proxy(rules(home)) as get, working(home, user, web, "24", "/etc/mars/token") as output:
             page = page_of(home)
             assert [get(f"{page}{path}")[0] for path in ("/", "/static/bundle.js", "/api/session")] == [401] * 3
             check_page(get, page, 2, **with_token)
-            check_progress(get, page, output, 12, **with_token)
+            check_progress(get, page, output, 24, **with_token)
         home.kubectl("delete", "pod", user)
 
     def test_worker_that_dies_is_not_replaced_with_the_policy_of_the_document(

@@ -64,6 +64,7 @@ class Jobs(ManyClusters):
         self.server.listeners.append(self._note)
         self.replicas = [Replica("operator", self, kills=kills, kinds=marsjob.RESOURCE_KINDS[:1], trust_authors=True)]
         self.story, self.spec = story, spec
+        self.labels: dict[str, str] = {}
         self.created: list[str] = []  # names of all jobs
 
     def _note(self, event: Event) -> None:
@@ -76,10 +77,11 @@ class Jobs(ManyClusters):
         ]
         try:
             job = document()
-            job["metadata"]["namespace"] = TEAM
+            job["metadata"] |= {"namespace": TEAM, "labels": self.labels}
             job["spec"] |= self.spec
             self.server.create(MARS_JOBS, job)
-            await self.until(lambda: self.state() == "Running" and self.ready() == 3)
+            if not self.labels:
+                await self.until(lambda: self.state() == "Running" and self.ready() == 3)
             await self.story(self)
         finally:
             for task in background:
@@ -215,3 +217,58 @@ def test_members_of_a_job_with_a_queue_start_together() -> None:
         await jobs.until(lambda: not list(jobs.server.find("podgroups", TEAM)) and not jobs.pods())
 
     Jobs(6, [], story, schedulingPolicy={"queue": "team-a"}).run()
+
+
+WORKLOAD = "workloads", TEAM, NAME
+
+
+def write(jobs: Jobs, admission: Object | None, **conditions: str) -> None:
+    """As Kueue."""
+    found = jobs.server.get(WORKLOAD)
+    known = {each["type"]: each for each in (found.get("status") or {}).get("conditions") or ()}
+    known |= {kind: {"type": kind, "status": value, "message": f"{kind} {value}"} for kind, value in conditions.items()}
+    body = {"status": {"conditions": list(known.values()), **({"admission": admission} if admission else {})}}
+    jobs.server.patch(WORKLOAD, body, "status")
+
+
+def admit(jobs: Jobs) -> str:
+    """Returns the uid of the Workload."""
+    found = jobs.server.get(WORKLOAD)
+    sets = [{"name": each["name"], "flavors": {"cpu": "spot"}} for each in found["spec"]["podSets"]]
+    write(jobs, {"podSetAssignments": sets}, QuotaReserved="True", Admitted="True")
+    return str(found["metadata"]["uid"])
+
+
+def conditions(jobs: Jobs) -> set[str]:
+    listed = (jobs.server.get(WORKLOAD).get("status") or {}).get("conditions") or ()
+    return {each["type"] for each in listed if each["status"] == "True"}
+
+
+@pytest.mark.parametrize("kills", [[], [3, 4, 9], [25, 2, 3]])
+def test_job_waits_for_its_admission_and_returns_to_the_queue_when_it_is_evicted(kills: list[int]) -> None:
+    async def story(jobs: Jobs) -> None:
+        await jobs.until(lambda: jobs.state() == "Queuing" and any(jobs.server.find("workloads", TEAM)))
+        await asyncio.sleep(100)
+        assert not jobs.pods(), "and the deadline does not run"
+        spec = jobs.server.get(WORKLOAD)["spec"]
+        assert (spec["queueName"], spec["priority"]) == ("team-a", 7)
+        assert [(each["name"], each["count"]) for each in spec["podSets"]] == [("head", 1), ("workers-default", 2)]
+        first = admit(jobs)
+        await jobs.until(lambda: jobs.state() == "Running" and jobs.ready() == 3)
+        assert all(pod["spec"]["nodeSelector"] == {"type": "spot"} for pod in jobs.pods())
+        await jobs.until(lambda: "PodsReady" in conditions(jobs))
+        write(jobs, None, Evicted="True", Admitted="False")
+        await jobs.until(lambda: jobs.state() == "Queuing" and not jobs.pods())
+        await jobs.until(lambda: any(each["metadata"]["uid"] != first for each in jobs.server.find("workloads", TEAM)))
+        admit(jobs)
+        await jobs.until(lambda: jobs.state() == "Running" and jobs.ready() == 3)
+        jobs.crash(head=True)
+        await jobs.until(lambda: jobs.state() == "Failed" and "Finished" in conditions(jobs))
+        assert not jobs.pods()
+
+    policy = {"schedulingPolicy": {"priority": 7}, "cleanPodPolicy": "All", "activeDeadlineSeconds": 90}
+    jobs = Jobs(7, kills, story, **policy)
+    jobs.labels = {names.KUEUE_QUEUE: "team-a"}
+    flavor = {"metadata": {"name": "spot"}, "spec": {"nodeLabels": {"type": "spot"}}}
+    jobs.server.create("resourceflavors", flavor)
+    jobs.run()

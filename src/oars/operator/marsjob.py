@@ -19,7 +19,7 @@ from oars.exposure import Alias
 from oars.kube.client import Client
 from oars.kube.kinds import Kind, Object, register
 from oars.model import HEAD, Cause, Desired, DrainRequest, Group, MemberId
-from oars.operator import crd, marsjob_gang, marsjob_schedule
+from oars.operator import crd, marsjob_gang, marsjob_queue, marsjob_schedule
 from oars.operator.marsjob_status import KEEP, LOST_WORKERS, WAITING, MarsJobStatus, follow, is_ended, keeps_pods
 from oars.operator.resources import Course, Key, ResourceKind, compute_cluster
 from oars.operator.safe_fields import INGRESSES, Right
@@ -36,8 +36,9 @@ SCHEDULER, WEB, WORKER = (role.lower() for role in ROLES)
 INDEX = "replica-index"
 # Fields that a ComputeCluster does not have, but that are honoured here, or are listed for a reason of their own.
 _LIVE = (
-    "spec.ttlSecondsAfterFinished", "spec.backoffLimit", "spec.cronPolicy", "spec.schedulingPolicy.queue",
-    "spec.schedulingPolicy.minAvailable", *(f"spec.marsReplicaSpecs.{role}.restartPolicy" for role in ROLES),
+    "spec.ttlSecondsAfterFinished", "spec.backoffLimit", "spec.cronPolicy",
+    *(f"spec.schedulingPolicy.{field}" for field in ("queue", "minAvailable", "priority")),
+    *(f"spec.marsReplicaSpecs.{role}.restartPolicy" for role in ROLES),
 )  # fmt: skip
 # The account of KubeDL's example, with which Mars up to 0.6 finds its pods. Nothing creates it.
 KUBEDL_ACCOUNT = "kubedl-sa"
@@ -93,6 +94,10 @@ def not_honoured(resource: Object, status: Mapping[str, Any]) -> list[str]:
     if marsjob_gang.is_missing(status):
         fields = [each for each in marsjob_gang.FIELDS if (spec.get("schedulingPolicy") or {}).get(each)]
         found += [f"spec.schedulingPolicy.{each}: {marsjob_gang.MISSING}" for each in fields]
+    if marsjob_queue.is_missing(status):
+        found.append(f"metadata.labels: {marsjob_queue.MISSING}")
+    if (spec.get("schedulingPolicy") or {}).get("priority") and not marsjob_queue.honours_priority(resource, status):
+        found.append("spec.schedulingPolicy.priority: only Kueue takes it; the pods have that of their priority class")
     for role, each in spec["marsReplicaSpecs"].items():
         path = f"spec.marsReplicaSpecs.{role}"
         account = ((each.get("template") or {}).get("spec") or {}).get("serviceAccountName")
@@ -220,7 +225,8 @@ def course(
     found = follow(resource, status, pods, causes, now)
     metadata, host = resource["metadata"], resource["spec"].get("webHost")
     listed = status.get("notHonoured") or []
-    is_complete = not marsjob_gang.is_missing(status) or any(marsjob_gang.MISSING in each for each in listed)
+    problems = ((marsjob_gang, marsjob_gang.is_missing(status)), (marsjob_queue, marsjob_queue.is_missing(status)))
+    is_complete = all(any(each.MISSING in line for line in listed) for each, is_missing in problems if is_missing)
     if status.get("notHonouredGeneration") == metadata["generation"] and is_complete:
         return found
     fields = not_honoured(resource, status)
@@ -241,16 +247,21 @@ def settle(desired: Desired, status: Mapping[str, Any]) -> Desired:
     lost = status.get(LOST_WORKERS) or {}
     groups = Counter(lost.values())
     workers = tuple(replace(each, replicas=max(0, each.replicas - groups[each.name])) for each in desired.shape.workers)
+    smaller = replace(desired, shape=replace(desired.shape, workers=workers))
     return replace(
-        marsjob_gang.scheduled(replace(desired, shape=replace(desired.shape, workers=workers)), status),
+        marsjob_queue.placed(marsjob_gang.scheduled(smaller, status), status),
         drain={**desired.drain, **{MemberId(name): DrainRequest(force=True) for name in lost}},
         running=not is_ended(status) and not status.get(WAITING),
     )
 
 
-async def prepare(client: Client, root: ResourceRoot, cluster: Desired, resources: Mapping[Key, Object]) -> float:
-    """The job's PodGroup, and the runs of its schedule."""
+async def prepare(
+    client: Client, root: ResourceRoot, cluster: Desired, pods: Sequence[Object], resources: Mapping[Key, Object]
+) -> float:
+    """The job's PodGroup and its Workload, and the runs of its schedule."""
     queued = math.inf if is_ended(root.status) else await marsjob_gang.ensure(client, root, cluster)
+    if math.isinf(queued):
+        queued = await marsjob_queue.review(client, root, cluster, pods)
     return min(queued, await marsjob_schedule.run_due(client, root, resources, time.time))
 
 

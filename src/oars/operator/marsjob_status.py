@@ -159,7 +159,7 @@ def follow(
         left = math.inf if policy.ttl is None else observe.seconds(status["completionTime"]) + policy.ttl - now
         changes = _touched({"replicaStatuses": _replica_statuses(members, status)}, status, stamp)
         return Course(changes, is_over=left <= 0, pause=max(0.0, left))
-    started = observe.seconds(status.get("startTime")) or now
+    started = (0.0 if status.get(WAITING) else observe.seconds(status.get("startTime"))) or now  # not in a queue
     left = math.inf if policy.deadline is None else started + policy.deadline - now
     verdict = _verdict(policy, members, left)
     lost = {**(status.get(LOST_WORKERS) or {}), **(members.lost(policy.worker_restart) if verdict is None else {})}

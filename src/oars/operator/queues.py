@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from oars.base.errors import OarsError, SpecError
 from oars.base.log import get_logger, pairs
@@ -350,21 +349,7 @@ class Queues:
     async def _set_condition(self, found: Object, kind: str, reason: str, message: str) -> bool:
         """False if Kueue has changed the Workload meanwhile: its watch event causes the next pass."""
         assert self._kind is not None
-        metadata = found["metadata"]
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        condition = {
-            "type": kind,
-            "status": "True",
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": now,
-            "observedGeneration": metadata["generation"],
-        }
-        present = (found.get("status") or {}).get("conditions") or ()
-        body = {
-            "metadata": {"resourceVersion": metadata["resourceVersion"]},
-            "status": {"conditions": [*(each for each in present if each["type"] != kind), condition]},
-        }
+        metadata, body = found["metadata"], workloads.with_condition(found, kind, reason, message)
         name, namespace = metadata["name"], metadata["namespace"]
         try:
             written = await self._client.patch(self._kind, name, namespace, body, subresource="status")

@@ -129,7 +129,9 @@ class ClusterReconciler:
             return UNCHECKED
         pause, longest, source = LONGEST, math.inf, self._kinds[key.kind]
         if source.prepare is not None:
-            longest = await source.prepare(self._client, tracked.root, tracked.specified, self._watches.resources)
+            pods = tracked.place.pods()
+            resources = self._watches.resources
+            longest = await source.prepare(self._client, tracked.root, tracked.specified, pods, resources)
             self._settled(key, tracked)
         if not source.is_left_alone(resource, tracked.root.status):
             pause = await tracked.loop.once(tracked.desired)

@@ -65,10 +65,15 @@ class Follow(Protocol):
 
 class Prepare(Protocol):
     """What a resource needs besides its cluster, before each pass. Returns the seconds until it must be looked at
-    again. resources: all that the operator watches."""
+    again. pods: of the cluster; resources: all that the operator watches."""
 
     async def __call__(
-        self, client: Client, root: ResourceRoot, cluster: Desired, resources: Mapping[Key, Object]
+        self,
+        client: Client,
+        root: ResourceRoot,
+        cluster: Desired,
+        pods: Sequence[Object],
+        resources: Mapping[Key, Object],
     ) -> float: ...
 
 

@@ -1,4 +1,4 @@
-"""What a MarsJob has besides its cluster: the runs of its cronPolicy, and the PodGroup of its schedulingPolicy."""
+"""What a MarsJob has besides its cluster: the runs of its cronPolicy, its PodGroup and its Workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
 from oars.model import Desired
-from oars.operator import marsjob, marsjob_gang
+from oars.operator import marsjob, marsjob_gang, marsjob_queue
 from oars.operator.marsjob_schedule import LONGEST_NAME, REFUSED_SECONDS, problem, run_due
 from oars.operator.marsjob_status import MarsJobStatus, follow
 from oars.operator.resources import Key
@@ -47,7 +47,7 @@ class Api:
             self.resources[Key("MarsJob", obj["metadata"]["namespace"], key[1])] = self.objects[key]
         return self.objects[key]
 
-    async def get(self, kind: Kind, name: str, namespace: str) -> Object:
+    async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object:
         if (kind.kind, name) not in self.objects:
             raise ApiError(404, {"reason": "NotFound"})
         return self.objects[kind.kind, name]
@@ -259,3 +259,79 @@ def test_job_without_a_queue_has_no_group() -> None:
     api = Api()
     root = root_of(api, job(schedulingPolicy={"priorityClassName": "high"}))
     assert math.isinf(ensure(api, root)) and not api.objects and settled(root).running
+
+
+def review(api: Api, root: ResourceRoot) -> float:
+    return asyncio.run(marsjob_queue.review(api.client, root, marsjob.desired(root.resource), []))
+
+
+def queued(**spec: Any) -> Object:
+    found = job(**spec)
+    found["metadata"]["labels"] = {names.KUEUE_QUEUE: "team-a"}
+    return found
+
+
+def test_job_with_the_label_of_kueue_waits_for_its_workload() -> None:
+    api = Api()
+    root = root_of(api, queued(schedulingPolicy={"priority": 7}))
+    assert review(api, root) < math.inf
+    workload = api.objects["Workload", NAME]
+    assert (workload["apiVersion"], workload["spec"]["queueName"]) == ("kueue.x-k8s.io/v1beta2", "team-a")
+    assert workload["spec"]["priority"] == 7 and workload["metadata"]["ownerReferences"][0]["uid"] == "u"
+    assert not settled(root).running
+    assert not any("priority" in each for each in marsjob.not_honoured(root.resource, root.status))
+    workload["status"] = {"conditions": [{"type": "QuotaReserved", "status": "False", "message": "No room."}]}
+    assert review(api, root) < math.inf
+    condition = follow(root.resource, root.status, [], (), NOW).changes["conditions"][-1]
+    assert condition["type"] == "Queuing" and "No room." in condition["message"]
+    assert math.isinf(review(api, root_of(api, job())))
+
+
+def test_job_runs_where_kueue_is_missing_and_says_so() -> None:
+    api = Api()
+    api.refusal = ApiError(404, {"reason": "NotFound"})
+    root = root_of(api, queued(schedulingPolicy={"priority": 7}))
+    assert math.isinf(review(api, root)) and math.isinf(review(api, root)) and settled(root).running
+    listed = marsjob.not_honoured(root.resource, root.status)
+    assert any("Kueue is not installed" in each for each in listed)
+    assert any(each.startswith("spec.schedulingPolicy.priority") for each in listed)
+    first = marsjob.course(root.resource, root.status, [], (), NOW)
+    assert "notHonoured" in first.changes
+    assert "notHonoured" not in marsjob.course(root.resource, {**root.status, **first.changes}, [], (), NOW).changes
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_job_waits_while_another_workload_has_its_name(leaving: bool) -> None:
+    api = Api()
+    metadata: Object = {"name": NAME, "uid": "other"}
+    if leaving:  # its own, of an earlier admission
+        metadata |= {"deletionTimestamp": "x", "ownerReferences": [{"uid": "u"}]}
+    api.objects["Workload", NAME] = {"metadata": metadata}
+    root = root_of(api, queued())
+    assert review(api, root) < math.inf and not settled(root).running
+    del api.objects["Workload", NAME]
+    review(api, root)
+    assert ("Workload", NAME) in api.objects
+
+
+def test_job_waits_while_kueue_refuses_its_workload_or_flavors_cannot_be_read() -> None:
+    api = Api()
+    api.refusal = ApiError(422, {"reason": "Invalid", "message": "no such queue"})
+    root = root_of(api, queued())
+    assert review(api, root) < math.inf and "no such queue" in str(root.status["queueMessage"])
+    api.refusal = None
+    review(api, root)
+    admitted = [{"type": each, "status": "True"} for each in ("QuotaReserved", "Admitted")]
+    sets = [{"name": "head", "flavors": {"cpu": "spot"}}]
+    api.objects["Workload", NAME]["status"] = {"conditions": admitted, "admission": {"podSetAssignments": sets}}
+    assert review(api, root) < math.inf and "ResourceFlavors" in str(root.status["queueMessage"])
+    spec = {"nodeLabels": {"type": "spot"}, "tolerations": [{"key": "spot", "operator": "Exists"}]}
+    api.objects["ResourceFlavor", "spot"] = {"spec": spec}
+    review(api, root)
+    pod = settled(root).shape.head.pod["spec"]
+    assert (
+        settled(root).running
+        and pod["nodeSelector"] == spec["nodeLabels"]
+        and pod["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    )
+    assert "nodeSelector" not in settled(root).shape.workers[0].pod["spec"]

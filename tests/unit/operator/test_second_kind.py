@@ -4,7 +4,7 @@ one row in the operator's table."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -174,8 +174,10 @@ def test_course_of_a_kind_changes_its_status_stops_its_members_and_deletes_it() 
 
 
 def test_kind_prepares_its_resource_before_each_pass_and_may_leave_its_members_alone() -> None:
-    async def prepare(client: object, root: ResourceRoot, cluster: Desired, resources: Mapping[Key, Object]) -> float:
-        assert cluster.shape.workers[0].replicas == 2 and TOY in resources
+    async def prepare(
+        client: object, root: ResourceRoot, cluster: Desired, pods: Sequence[Object], resources: Mapping[Key, Object]
+    ) -> float:
+        assert not pods and cluster.shape.workers[0].replicas == 2 and TOY in resources
         await root.amend({"smaller": 1})
         return 0.25
 

@@ -41,7 +41,7 @@ def pod_sets(spec: JobSpec, cluster: Desired | None) -> list[Object]:
     group requests its maximum, so that it never grows beyond what was admitted. Raises SpecError."""
     found = [_pod_set(CONTAINER, 1, driver_pod(spec))]
     if cluster is not None:
-        found += [_pod_set(set_name(group.name), group.max or group.replicas, pod) for group, pod in members(cluster)]
+        found += cluster_sets(cluster)
     if len(found) > MAX_POD_SETS:
         raise SpecError(
             f"Kueue admits at most {MAX_POD_SETS} sets of pods, but the job has {len(found)}: the driver, the head and "
@@ -49,6 +49,10 @@ def pod_sets(spec: JobSpec, cluster: Desired | None) -> list[Object]:
             f"Use at most {MAX_POD_SETS - 2} worker groups.",
         )
     return found
+
+
+def cluster_sets(cluster: Desired) -> list[Object]:
+    return [_pod_set(set_name(group.name), group.max or group.replicas, pod) for group, pod in members(cluster)]
 
 
 def members(cluster: Desired) -> Iterator[tuple[Group, Object]]:
@@ -107,19 +111,20 @@ def _pod_set(name: str, count: int, pod: Object) -> Object:
 
 def placed(spec: JobSpec, placements: Mapping[str, Placement]) -> JobSpec:
     """The job's spec with what a queue adds to the pods of each set."""
-    driver = spec.driver.model_copy(update={"pod": _placed(spec.driver.pod, placements.get(CONTAINER))})
+    driver = spec.driver.model_copy(update={"pod": with_placement(spec.driver.pod, placements.get(CONTAINER))})
     changed: dict[str, Any] = {"driver": driver}
     if (cluster := spec.cluster) is not None:
-        head = cluster.head.model_copy(update={"pod": _placed(cluster.head.pod, placements.get(set_name(HEAD)))})
+        head = cluster.head.model_copy(update={"pod": with_placement(cluster.head.pod, placements.get(set_name(HEAD)))})
         workers = tuple(
-            group.model_copy(update={"pod": _placed(group.pod, placements.get(set_name(group.name)))})
+            group.model_copy(update={"pod": with_placement(group.pod, placements.get(set_name(group.name)))})
             for group in cluster.workers
         )
         changed["cluster"] = cluster.model_copy(update={"head": head, "workers": workers})
     return spec.model_copy(update=changed)
 
 
-def _placed(pod: Mapping[str, Any], placement: Placement | None) -> dict[str, Any]:
+def with_placement(pod: Mapping[str, Any], placement: Placement | None) -> dict[str, Any]:
+    """The overlay of a pod with what a queue adds to it."""
     result = dict(pod)
     if placement is None:
         return result

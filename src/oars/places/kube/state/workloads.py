@@ -1,8 +1,9 @@
-"""What Kueue's Workload says about an attempt. Pure."""
+"""What Kueue's Workload says about an attempt, and what the operator writes to it. Pure but for the time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from oars.places.kube.names import Object
 from oars.places.kube.render.workload import Placement
@@ -19,6 +20,24 @@ def is_true(workload: Object, kind: str) -> bool:
 def condition(workload: Object, kind: str) -> Object:
     found = (workload.get("status") or {}).get("conditions") or ()
     return next((each for each in found if each["type"] == kind), {})
+
+
+def with_condition(workload: Object, kind: str, reason: str, message: str) -> Object:
+    """A patch of the status that keeps the conditions of others, for this version of the Workload only."""
+    metadata = workload["metadata"]
+    fresh = {
+        "type": kind,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "observedGeneration": metadata["generation"],
+    }
+    present = (workload.get("status") or {}).get("conditions") or ()
+    return {
+        "metadata": {"resourceVersion": metadata["resourceVersion"]},
+        "status": {"conditions": [*(each for each in present if each["type"] != kind), fresh]},
+    }
 
 
 def is_admitted(workload: Object) -> bool:
