@@ -278,6 +278,34 @@ class TestHandOver:
 
         run(story)
 
+    def test_drained_worker_waits_for_its_signal(self) -> None:
+        """If it ended by itself, the kubelet would start its container again before the pod is deleted."""
+
+        async def story(scheduler: Scheduler, client: Client) -> None:
+            dask_helper.dask_setup(scheduler)
+            missed, heartbeat = asyncio.Event(), scheduler.heartbeat_worker
+
+            def answer(**message: Any) -> Any:
+                reply = heartbeat(**message)
+                if reply["status"] == "missing":
+                    missed.set()
+                return reply
+
+            scheduler.handlers["heartbeat_worker"] = answer
+            async with worker_process(scheduler, "drained", OARS_HAND_OVER="1") as process:
+                async with script(DASK, DASK_SCHEDULER_ADDRESS=scheduler.address) as helper:
+                    assert await helper.ask(**drain(10, "drained")) == {"ok": {"drained": {"outcome": "finished"}}}
+                async with asyncio.timeout(SECONDS):
+                    await missed.wait()
+                with pytest.raises(TimeoutError):  # it used to take a few milliseconds
+                    await asyncio.wait_for(process.wait(), 1.0)
+                process.terminate()
+                async with asyncio.timeout(15):
+                    assert await process.wait() == 0
+            assert "drained" not in statuses(scheduler)
+
+        run(story)
+
     def test_worker_without_a_scheduler_ends_at_once(self) -> None:
         async def story(scheduler: Scheduler, client: Client) -> None:
             dask_helper.dask_setup(scheduler)

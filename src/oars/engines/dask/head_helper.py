@@ -17,6 +17,8 @@ gets SIGTERM and has OARS_HAND_OVER in its environment, as pods do, first asks i
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import json
 import os
@@ -46,6 +48,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 NAMES_SHOWN = 3  # task names in a message
 MOVE_SECONDS = 20.0  # of one attempt to move the results of a worker that ends
 CLOSE_SECONDS = 3.0
+REMOVAL_SECONDS = 60.0  # for which a drained worker waits to be ended; later nobody may be there who does it
 
 
 # These functions are sent to the scheduler and run there.
@@ -302,13 +305,27 @@ async def hand_over(scheduler: Any, address: str) -> None:
 
 
 class HandOver(WorkerPlugin):  # type: ignore[misc]
-    """Makes a worker hand over at SIGTERM; then it closes, also with running tasks."""
+    """Makes a worker hand over at SIGTERM; then it closes, also with running tasks.
+
+    A drained worker closes when it notices that the scheduler has removed it. Here it waits for SIGTERM first: its pod
+    is about to be deleted. The kubelet would start its container again. The new process would join and take work; and
+    if it gets its SIGTERM before it handles signals, it would keep its pod until the grace period has passed."""
 
     def setup(self, worker: Any) -> None:
         if os.environ.get("OARS_HAND_OVER"):
+            self.stopping = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.start, worker)
+            worker.close = functools.partial(self.close, worker, worker.close)
+
+    async def close(self, worker: Any, close: Any, *args: Any, **options: Any) -> Any:
+        if worker.status.name == CLOSING and not self.stopping.is_set():
+            worker.periodic_callbacks["heartbeat"].stop()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), REMOVAL_SECONDS)
+        return await close(*args, **options)
 
     def start(self, worker: Any) -> None:
+        self.stopping.set()
         self.ending = asyncio.ensure_future(self.end(worker))
 
     async def end(self, worker: Any) -> None:
