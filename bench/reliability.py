@@ -31,6 +31,7 @@ import oars
 ROOT = Path(__file__).parents[1]
 RESULT = Path(__file__).parent / "results/reliability.json"
 ENGINES = ("dask", "ray", "mars")
+IMAGES = {"mars": "mars-xorbits"}
 
 
 def facts() -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _drain_pods(engine: str, kube: Any, wanted: int) -> dict[str, Any]:
     small = {"cpu": 0.2, "burst": True}
     workers = [{"replicas": WORKERS, "memory": "512Mi", **small}]
     spec = build(
-        {"engine": engine, "image": kube.image(engine), "head": {"memory": "1Gi", **small}, "workers": workers}
+        {"engine": engine, "image": kube.image(IMAGES.get(engine, engine)), "head": {"memory": "1Gi", **small}, "workers": workers}
     )
     left, problem, started = 0, "", time.monotonic()
     where: dict[str, Any] = {"namespace": kube.namespace, "kubeconfig": str(kube.kubeconfig), "mode": "direct"}
