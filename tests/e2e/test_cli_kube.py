@@ -203,7 +203,9 @@ class TestDirect:
             oars.kube.kubectl("exec", "deploy/demo-head", "-c", "head", "--", "sh", "-c", "kill 1")
             until(lambda: _restarts(oars) == 1 and "Scheduler at:" in shown.text, 180)
             until(lambda: oars.status(demo)["phase"] == "Ready", 180)
-            time.sleep(3)  # for what would come a second time
+            last = "echo the last line > /proc/1/fd/1"  # lines that come a second time come before it
+            oars.kube.kubectl("exec", "deploy/demo-head", "-c", "head", "--", "sh", "-c", last)
+            until(lambda: "the last line" in shown.text)
         finally:
             process.send_signal(signal.SIGINT)
             shown.end()

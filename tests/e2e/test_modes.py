@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from oars.client.sync import Cluster
 from oars.testing.driver import DriverProgram
 from tests.contract import test_engines as engines
 from tests.e2e.contract import OARS, TIMEOUT, KubeContract, draining, settled, staying, until
+from tests.passes import await_passes
 
 pytestmark = [pytest.mark.timeout(900)]
 
@@ -98,7 +98,7 @@ class TestRayDirect(Ray):
             assert draining(cause) and "--force" in cause.hint
             victim = cause.message.split()[0]
             assert victim in before
-            time.sleep(5)  # that it is kept can only be waited for
+            await_passes(demo, 1)
             assert {pod["metadata"]["name"] for pod in staying(home, "worker")} == before
             demo.scale(1, force=True)
             until(lambda: settled(demo), 90)

@@ -17,6 +17,7 @@ from oars.places.local.store import Store
 from oars.spec.load import build
 from oars.spec.resources import show_memory
 from oars.testing.driver import DriverProgram, run_driver
+from tests.passes import await_passes
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
@@ -85,7 +86,7 @@ def log(path, number, end):
             driver.expect("busy")
             cluster.scale(1)
             until(lambda: draining(cluster))
-            time.sleep(1.5)
+            await_passes(cluster, 1)
             assert len(members(cluster)) == 4, "workers were removed while their tasks ran"
             driver.tell()
             until(lambda: len(members(cluster)) == 2)
@@ -173,7 +174,6 @@ with tempfile.TemporaryDirectory() as directory:
     open(os.path.join(directory, "end"), "w").close()
     wait(busy)
 input()
-time.sleep(1.5)  # a drain of a worker that is reported as ready would have started by now
 used = client.gather([client.submit(lambda: get_worker().name, workers=[a], pure=False) for a in workers().values()])
 print("used:", len(set(used)), flush=True)
 """,
@@ -192,6 +192,7 @@ def nap(directory, number):
             until(lambda: not draining(cluster))
             driver.tell()
             cluster.wait(timeout="90s")
+            await_passes(cluster, 2)  # they drain no worker that is reported as ready
             driver.tell()
             assert driver.expect("used:").endswith("2")
 
