@@ -20,8 +20,8 @@ of local clusters on a virtual clock, against a Kubernetes in memory. Violated i
 
 After the faults of a history stop, the desired state is reached, no acknowledged result was lost except by force or
 by the head's death, nothing is orphaned, nothing is written at rest. At no time do two heads serve or two leaders
-write, a Deployment grows beyond what is desired and retires, or a wait has no reason in the status. A failing seed
-prints its history and replays exactly. Faults that are reintroduced on purpose are caught
+write, a Deployment grows beyond what is desired and retires, all Deployments of a group beyond twice as many, or a
+wait has no reason in the status. A failing seed prints its history and replays exactly. Faults that are reintroduced on purpose are caught
 (`tests/simulation/test_reintroduced.py`).
 
 Not counted as lost: results of the first {late_seconds:.0f} s of a worker that joined the next head at the moment in
