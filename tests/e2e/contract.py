@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -85,6 +86,13 @@ class KubeContract:
             Phase.READY, 1, self.mode, home.namespace,
         )  # fmt: skip
         assert len({member.id for member in status.members}) == 2
+
+    def test_card_links_to_the_forwarded_dashboard(self, demo: Cluster) -> None:
+        """An address that a browser on this machine can open."""
+        where = urlsplit(demo.dashboard_link)
+        assert f'href="{demo.dashboard_link}"' in demo._repr_html_()
+        with socket.create_connection((where.hostname or "", where.port or 0), 20):
+            assert where.hostname == "127.0.0.1"
 
     def test_plain_client_in_every_pod_finds_the_cluster(self, demo: Cluster, home: Kube) -> None:
         """By kubectl exec: no shell profile, nothing of Oars."""
