@@ -86,9 +86,10 @@ CODE_MOUNT = {"name": "code", "mountPath": "/code"}
 # Real pods: from the command to the first line
 
 
-def by_oars(folder: Path, engine: str, image: str) -> None:
-    """Write job.yaml and job.py into a folder."""
+def by_oars(folder: Path, engine: str, image: str, min_ready: int | None = None) -> None:
+    """Write job.yaml and job.py into a folder. min_ready: workers that the driver needs; None: all."""
     cluster = kube_start.resource(engine, image, WORKERS)["spec"]
+    cluster |= {} if min_ready is None else {"minReady": min_ready}
     spec = {"cluster": cluster, "entrypoint": ["python", "job.py"], "driver": DRIVER}
     manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": "first"}, "spec": spec}
     (folder / "job.yaml").write_text(json.dumps(manifest))
@@ -136,10 +137,10 @@ def _code(program: str) -> Object:
 Run = dict[str, Any]
 
 
-def submitted(kube: Kube, engine: str) -> Run:
+def submitted(kube: Kube, engine: str, min_ready: int | None = None) -> Run:
     """Seconds until the driver of `oars submit` has printed its first line, and until the command has."""
     with tempfile.TemporaryDirectory() as folder:
-        by_oars(Path(folder), engine, kube.image(engine))
+        by_oars(Path(folder), engine, kube.image(engine), min_ready)
         words = [OARS, "submit", "-f", "job.yaml", "--place", "kubernetes", "-n", kube.namespace]
         env = {**os.environ, "KUBECONFIG": str(kube.kubeconfig)}
         started = time.time()
@@ -219,6 +220,7 @@ def _rounds_of_start(cluster: kubes.Cluster, engine: str) -> dict[str, list[Run]
     ways: dict[str, Callable[[Kube], Run]] = {
         "by_hand": lambda kube: applied(kube, by_hand(engine, kube.image(engine))),
         "ours": lambda kube: submitted(kube, engine),
+        "first_worker": lambda kube: submitted(kube, engine, 1),
     }
     if engine == "ray":
         ways["kuberay"] = lambda kube: applied(kube, by_kuberay(engine, kube.image(engine)))

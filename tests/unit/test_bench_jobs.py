@@ -76,7 +76,7 @@ def test_page_shows_a_missed_limit(tmp_path: Path) -> None:
     file = tmp_path / "kube_jobs.json"
     file.write_text(json.dumps(record))
     text = "\n".join(kube_jobs_page.section(file))
-    assert "| ray, 1 + 2 | 24.00 | 20.00 | 1.200 | 1.15 | 40.00 | missed | 24.10 |" in text
+    assert "| ray, 1 + 2 | 24.00 | 20.00 | 1.200 | 1.15 | 40.00 | missed | – | 24.10 |" in text
     assert "| Oars' operator, from ComputeJobs | 60.00 | 10.00 | 90.00 | 20.50 | 50.00 |" in text
     assert "300 jobs" in text
     assert not list(kube_jobs_page.section(tmp_path / "missing.json"))

@@ -129,7 +129,8 @@ class KubeJobPlace:
         stored = found.get("status") or {}
         head = str((stored.get("head") or {}).get("incarnation", ""))
         is_current = stored.get("observedGeneration") == found["metadata"]["generation"]
-        if is_current and stored.get("phase") == "Ready" and not found["metadata"].get("deletionTimestamp"):
+        minimum = self._spec.cluster.min_ready if self._spec is not None and self._spec.cluster is not None else None
+        if is_current and _is_ready(stored, minimum) and not found["metadata"].get("deletionTimestamp"):
             return ClusterSeen(ClusterState.READY, head)
         message = " ".join(filter(None, (f"Cluster {name}: {stored.get('phase', 'Pending')}.", stored.get("message"))))
         if stored.get("reason") == "InvalidSpec":
@@ -242,6 +243,13 @@ class KubeJobPlace:
         except ApiError as error:
             if not is_conflict(error):  # another object has the name by now
                 raise
+
+
+def _is_ready(status: Object, workers: int | None) -> bool:
+    """True if the head and that many workers are ready; None: the whole cluster."""
+    if workers is None:
+        return status.get("phase") == "Ready"
+    return bool(status.get("headReady")) and int(str(status.get("ready") or 0).partition("/")[0]) >= workers
 
 
 def with_priority(spec: JobSpec) -> ClusterSpec:

@@ -14,14 +14,14 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
 from oars.operator.index import Watches
-from oars.operator.job_place import with_priority
+from oars.operator.job_place import JobContext, KubeJobPlace, with_priority
 from oars.operator.jobs import JobReconciler, _restricted
 from oars.operator.resources import Key
 from oars.places.kube import names
 from oars.places.kube.state import job_codec
 from oars.places.kube.state.drivers import see_pod
 from oars.places.kube.state.job_log import LOG_BYTES, packed_end
-from oars.plan.jobs import DriverState, JobPolicy
+from oars.plan.jobs import ClusterState, DriverState, JobPolicy, policy_of
 from oars.spec.job import JobSpec
 from oars.spec.job_status import Attempt, JobState, JobStatus, ScheduleStatus
 
@@ -212,3 +212,31 @@ def test_priority_class_is_that_of_all_pods_that_name_none() -> None:
     assert made.head.pod == made.workers[0].pod == {"spec": {"priorityClassName": "high"}}
     assert made.workers[1].pod == own
     assert with_priority(spec.model_copy(update={"priority_class": None})) == spec.cluster
+
+
+@pytest.mark.parametrize(
+    ("min_ready", "status", "state"),
+    [
+        (None, {"phase": "Ready", "ready": "3/3", "headReady": True}, ClusterState.READY),
+        (None, {"phase": "Starting", "ready": "2/3", "headReady": True}, ClusterState.STARTING),
+        (2, {"phase": "Starting", "ready": "2/3", "headReady": True}, ClusterState.READY),
+        (2, {"phase": "Starting", "ready": "1/3", "headReady": True}, ClusterState.STARTING),
+        (0, {"phase": "Starting", "ready": "0/3", "headReady": True}, ClusterState.READY),
+        (0, {"phase": "Starting", "ready": "0/3", "headReady": False}, ClusterState.STARTING),
+        (0, {"phase": "Pending"}, ClusterState.STARTING),
+    ],
+)
+def test_driver_starts_when_as_many_workers_are_ready_as_the_spec_says(
+    min_ready: int | None, status: Object, state: ClusterState
+) -> None:
+    spec = JobSpec.model_validate(
+        {"entrypoint": ["true"], "cluster": {"engine": "dask", "replicas": 3, "minReady": min_ready}}
+    )
+    owner = {"kind": "ComputeJob", "uid": "u", "name": "train", "controller": True}
+    metadata = {"name": "train-1", "namespace": "team", "generation": 1, "ownerReferences": [owner]}
+    cluster = {"metadata": metadata, "status": {**status, "observedGeneration": 1}}
+    context = JobContext(cast(Client, None), cast(Any, None), {Key("ComputeCluster", "team", "train-1"): cluster})
+    job = {"metadata": {"name": "train", "namespace": "team", "uid": "u"}}
+    place = KubeJobPlace(context, job, spec, policy_of(spec), cast(Any, None))
+    seen = asyncio.run(place.observe(JobStatus(attempt=1, attempts=(Attempt(1, "train-1", 0.0),))))
+    assert seen.cluster.state is state
