@@ -200,10 +200,13 @@ class KubePlace:
 
     def _is_outdated(self, desired: Desired, head: Object) -> bool:
         """True if the head pod is about to be replaced: we will apply a change, or its Deployment rolls one out."""
+        return self._is_change_pending(desired, head) or not observe.is_rolled_out(head)
+
+    def _is_change_pending(self, desired: Desired, head: Object) -> bool:
+        """True if a change that replaces the head has yet to be applied."""
         applied, wanted = Fingerprint.of(head), self._head_fingerprint(desired)
         is_new_spec = applied.spec != wanted.spec and not self._is_held
-        changed = not applied.covers(wanted) and (is_new_spec or applied.epoch != wanted.epoch)
-        return changed or not observe.is_rolled_out(head)
+        return not applied.covers(wanted) and (is_new_spec or applied.epoch != wanted.epoch)
 
     def pods(self) -> list[Object]:
         """The pods of this cluster's Deployments, also of those that we have deleted: anybody can label a pod like
@@ -445,6 +448,9 @@ class KubePlace:
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         chosen = [pods[member] for member in step.members if member in pods]
         waits: list[Cause] = []
+        live = self._deployment(names.head(desired.name)) if desired.running and step.grace == 0.0 else None
+        if live is not None and self._is_change_pending(desired, live):
+            return waits  # the change could not be applied: these workers still serve the head that runs
         with explained():
             if HEAD in step.members and (head := self._deployment(names.head(desired.name))) is not None:
                 await self._delete_deployment(head)
