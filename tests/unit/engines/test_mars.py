@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
@@ -333,6 +334,10 @@ class NoMatchingSlots(Exception):
     """Mars' own, by name."""
 
 
+class Remote(list[Any]):
+    """As Mars' object: its result is freed with it. A tuple has no weak references."""
+
+
 class TestExecutor:
     def test_results_and_errors_with_remote_traceback(self) -> None:
         mars = FakeMars()
@@ -355,6 +360,21 @@ class TestExecutor:
         with mars.executor() as ex:
             assert ex.submit(abs, -1).result(5) == 1
         assert sorted(mars.places) == ["a", "b"]
+
+    def test_result_is_freed_at_once_although_an_earlier_attempt_failed(self) -> None:
+        """A worker that holds results cannot leave. The error stays, as in the futures of Mars' client."""
+        error = NoMatchingSlots("cpu")
+        mars, spawned = FakeMars(fails=[error]), []
+
+        def spawn(*args: Any, **more: Any) -> Remote:
+            remote = Remote(mars.spawn(*args, **more))
+            spawned.append(weakref.ref(remote))
+            return remote
+
+        with mars.executor(spawn=spawn) as ex:
+            assert ex.submit(abs, -1).result(5) == 1
+            _, done = spawned
+            assert error.__traceback__ is not None and done() is None
 
     def test_call_waits_for_a_worker(self) -> None:
         mars = FakeMars(workers={})

@@ -82,15 +82,20 @@ class MarsConnection(Connection):
         while True:
             with self._slot(deadline) as name:
                 try:
-                    # The random argument keeps Mars from merging two equal calls.
-                    arguments = (payload, limit, uuid.uuid4().hex)
-                    remote = self._session.spawn(self._run, args=arguments, expect_worker=name)
-                    self._session.client.execute(remote, show_progress=False)
-                    return bytes(self._session.client.fetch(remote))
+                    return self._attempt(name, payload, limit)
                 except Exception as error:
                     self._suspect(name)
                     if type(error).__name__ not in NOT_RUN or time.monotonic() > deadline:
                         raise
+
+    def _attempt(self, worker: str, payload: bytes, limit: float) -> bytes:
+        """A frame of its own for each attempt. Mars frees a result when Python frees its object, and the error of a
+        failed attempt keeps the frames of its traceback: a result in one of them would stay on its worker."""
+        # The random argument keeps Mars from merging two equal calls.
+        arguments = (payload, limit, uuid.uuid4().hex)
+        remote = self._session.spawn(self._run, args=arguments, expect_worker=worker)
+        self._session.client.execute(remote, show_progress=False)
+        return bytes(self._session.client.fetch(remote))
 
     @contextlib.contextmanager
     def _slot(self, deadline: float) -> Iterator[str]:
