@@ -220,7 +220,7 @@ def test_role_of_the_page_does_not_allow_port_forwards(kube: Kube, ann: Callable
 
 INSIDE = """
 import os, time
-import dask
+import dask, distributed
 os.chdir("/tmp")
 open("worker-spec.yml", "w").write(SPEC)
 dask.config.set({"kubernetes.count.start": 1})
@@ -241,8 +241,21 @@ while len(client.scheduler_info()["workers"]) > 1:
     assert time.monotonic() < deadline
     time.sleep(0.2)
 print("kept", sum(client.gather(held)))
-cluster.adapt(minimum=2, maximum=2)
+owner, = {each.name for pod in cluster.pods() for each in pod.metadata.owner_references}
+print("owner", "this pod" if owner == os.environ["HOSTNAME"] else owner)
+cluster.adapt(minimum=1, maximum=2, interval="500ms", wait_count=2, target_duration="2s")
+def work(number):
+    distributed.Event("grown").wait(240)
+    return number
+futures = client.map(work, range(40))
 client.wait_for_workers(2, 120)
+distributed.Event("grown").set()
+print("grown", sum(client.gather(futures)))
+deadline = time.monotonic() + 120
+while len(client.scheduler_info()["workers"]) > 1:
+    assert time.monotonic() < deadline
+    time.sleep(0.2)
+print("shrunk", sum(client.gather(futures)))
 client.close()
 cluster.close()
 print("done")
@@ -260,7 +273,8 @@ def test_code_of_the_page_in_a_pod_with_exactly_its_role(kube: Kube, mode: str) 
     source = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + INSIDE
     kube.apply(driver_pod(kube, source))
     log = await_end(kube, "driver")
-    for line in (f"namespace {kube.namespace}", "sum 1225", "kept 1225", "done"):
+    owner = "owner this pod" if mode == "local" else "owner dask-"
+    for line in (f"namespace {kube.namespace}", "sum 1225", "kept 1225", owner, "grown 780", "shrunk 780", "done"):
         assert line in log, log
     await_empty(kube)
 
