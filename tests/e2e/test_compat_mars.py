@@ -20,7 +20,7 @@ from lab import node
 from oars import engines
 from oars.base.settings import Settings
 from oars.client.backend import Driver
-from oars.engines.mars.shape import IMAGES, PACKAGES
+from oars.engines.mars.shape import IMAGES, JOINED_PORT, PACKAGES, WEB_PORT
 from oars.envs.build import Environments
 from oars.operator import rbac
 from oars.operator.rbac import Subject
@@ -158,7 +158,12 @@ def check_objects(kube: Kube, namespace: str, endpoint: str) -> None:
     ports = {each["nodePort"] for each in service["spec"]["ports"]}
     host, _, port = endpoint.removeprefix("http://").partition(":")
     assert service["spec"]["type"] == "NodePort" and int(port) in ports and host == head["status"]["hostIP"]
-    assert all(pod["spec"]["containers"][0]["readinessProbe"] for pod in pods)
+    # A head is ready when Mars' web service answers, a worker when it has joined: then it opens this port.
+    for pod in pods:
+        probe = pod["spec"]["containers"][0]["readinessProbe"]
+        checked = probe["httpGet"] if pod is head else probe["tcpSocket"]
+        assert checked["port"] == (WEB_PORT if pod is head else JOINED_PORT), probe
+        assert pod is not head or checked["path"] == "/api/oars/health"
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
     assert kube.api.get(f"{rbac}/roles/mars-pod-reader")["rules"][0]["resources"] == ["pods"]
     (binding,) = kube.api.get(f"{rbac}/rolebindings")["items"]
