@@ -40,6 +40,10 @@ _VARIABLE = (
 )
 _PARTS = re.compile("|".join(f"({each})" for each in (*_VARIABLE, "…", r"\s+")))
 
+# What Ray's page says that its example program prints: "repeated output for 10 iterations and then 'Success!'"
+_ITERATIONS = (part for number in range(10) for part in (rf"Iteration {number}\s", r"Counter\(\{"))
+TEN_ITERATIONS = r"[\s\S]*?".join((*_ITERATIONS, "Success!"))
+
 # What a command prints that the page shows without output: a pattern for the command, one for its output.
 RESULTS: tuple[tuple[str, str], ...] = (
     (r"(OARS_DEBUG=1 )?oars up ", r"Phase: +Ready[\s\S]*Workers: +\d/\d ready"),
@@ -97,7 +101,8 @@ RESULTS: tuple[tuple[str, str], ...] = (
     (r"kubectl (-n ray )?autoscale", r"autoscaled"),
     (r"kubectl (-n ray )?delete", r"deleted"),
     (r"kubectl -n ray cp", r"^$"),
-    (r"kubectl -n ray (exec|logs)|python example.py", r"Success!"),
+    (r"kubectl -n ray exec .*ipython", r"Success!"),
+    (r"kubectl -n ray (exec|logs)|python example.py", TEN_ITERATIONS),
     (r"kubectl -n ray create configmap", r"configmap/example created"),
     (r"kubectl apply -f demo.yaml", r"deployment.apps/demo-worker created"),
     (r"kubectl apply -f ray-cluster.yaml", r"deployment.apps/ray-worker created"),
