@@ -48,6 +48,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 NAMES_SHOWN = 3  # task names in a message
 MOVE_SECONDS = 20.0  # of one attempt to move the results of a worker that ends
 CLOSE_SECONDS = 3.0
+UNKNOWN = "worker-heartbeat-missing"  # Dask's reason to close a worker that the scheduler does not know
 REMOVAL_SECONDS = 60.0  # for which a drained worker waits to be ended; later nobody may be there who does it
 
 
@@ -318,7 +319,9 @@ class HandOver(WorkerPlugin):  # type: ignore[misc]
             worker.close = functools.partial(self.close, worker, worker.close)
 
     async def close(self, worker: Any, close: Any, *args: Any, **options: Any) -> Any:
-        if worker.status.name == CLOSING and not self.stopping.is_set():
+        """Workers that somebody else retires, or whose scheduler is gone, close at once."""
+        is_drained = worker.status.name == CLOSING and options.get("reason") == UNKNOWN
+        if is_drained and not self.stopping.is_set():
             worker.periodic_callbacks["heartbeat"].stop()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), REMOVAL_SECONDS)
