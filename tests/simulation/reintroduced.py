@@ -99,6 +99,20 @@ def obsolete_deployment_that_is_deleted_at_once() -> Patch:
     return mock.patch.object(KubePlace, "remove", hasty)
 
 
+def workers_that_leave_before_their_head_is_changed() -> Patch:
+    """Workers are removed although the change that replaces their head could not be applied."""
+    remove = KubePlace.remove
+
+    async def early(place: KubePlace, desired: Any, step: Any) -> Any:
+        place._is_change_pending = lambda *_: False  # type: ignore[method-assign]
+        try:
+            return await remove(place, desired, step)
+        finally:
+            del place._is_change_pending
+
+    return mock.patch.object(KubePlace, "remove", early)
+
+
 def head_loss_that_is_not_noticed() -> Patch:
     """Workers of an earlier head are not replaced, neither at once nor because the present one does not list them."""
 
@@ -192,6 +206,7 @@ FAULTS: dict[str, Fault] = {
         Fault(drain_that_is_believed_at_once, f"{LOST}|{STUCK}", ("scale",)),
         Fault(deployment_that_is_lowered_first, LOST, ("scale",)),
         Fault(obsolete_deployment_that_is_deleted_at_once, LOST, ("change_workers", "scale")),
+        Fault(workers_that_leave_before_their_head_is_changed, LOST, ("bad_network", "change_head")),
         Fault(head_loss_that_is_not_noticed, STUCK, ("delete_head", "restart_head", "scale")),
         Fault(garbage_that_stays, STUCK, ("change_workers", "change_head", "scale")),
         Fault(watch_that_ignores_lost_events, "", ("bad_network", "recreate", "pause_process")),
