@@ -58,9 +58,9 @@ async def no_head() -> Object | None:
     return None
 
 
-def make_tunnels(*missing: str, engine: str = "dask") -> Tunnels:
+def make_tunnels(*missing: str, engine: str = "dask", **spec: Any) -> Tunnels:
     """Tunnels to a cluster whose Secret lacks these keys. Its Service has no address: ports are forwarded."""
-    demo, server = cluster(engine), Server()
+    demo, server = cluster(engine, **spec), Server()
     keys = [key for key in secret_files(demo.shape) if key not in missing]
     server.put(SECRET, names.root("demo"), data={key: base64.b64encode(key.encode()).decode() for key in keys})
     server.put(SERVICE, names.head("demo"), spec={"type": "ClusterIP", "clusterIP": "None", "ports": []})
@@ -103,6 +103,18 @@ def test_only_ports_for_clients_are_forwarded(
     monkeypatch.setattr(module, "make_forwarder", forwarder)
     asyncio.run(story())
     assert forwarded == ports
+
+
+def test_client_of_a_scheduler_with_jupyter_has_the_token(tmp_path: Path) -> None:
+    async def body() -> None:
+        tunnels = make_tunnels(dask={"jupyter": True})
+        await tunnels.open(tmp_path)
+        access = tunnels.access()
+        assert Path(access.env["OARS_TOKEN_FILE"]).read_text() == "token"
+        assert access.dashboard.startswith("http://127.0.0.1:") and access.dashboard.endswith("/status")
+        await tunnels.close()
+
+    asyncio.run(body())
 
 
 def test_failed_open_leaves_no_directory(tmp_path: Path) -> None:
