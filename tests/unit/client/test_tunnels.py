@@ -110,7 +110,8 @@ def test_client_of_a_scheduler_with_jupyter_has_the_token(tmp_path: Path) -> Non
         tunnels = make_tunnels(dask={"jupyter": True})
         await tunnels.open(tmp_path)
         access = tunnels.access()
-        assert Path(access.env["OARS_TOKEN_FILE"]).read_text() == "token"
+        assert access.env["OARS_TOKEN_FILE"] == str(tunnels.directory / "token")
+        assert (tunnels.directory / "token").read_text() == "token"
         assert access.dashboard.startswith("http://127.0.0.1:") and access.dashboard.endswith("/status")
         await tunnels.close()
 
