@@ -164,7 +164,7 @@ CANNOT_RUN: Mapping[str, str] = {
     ),
     "helm upgrade oars deploy/helm/oars -n oars-system --reuse-values --set "
     "serviceMonitor.enabled=true,podMonitor.enabled=true,dashboards.enabled=true": "needs the kinds of the Prometheus "
-    "Operator; tests/api/test_chart.py renders and installs the chart",
+    "Operator; tests/api/test_install_chart.py renders and installs the chart",
     "python -m lab image build -t TAG -f FILE DIR": "tests/e2e/test_compat_mars.py builds an image with it",
     'eval "$(oars completion zsh)"': "zsh is not installed where the tests run; test_commands.py checks the script",
     **dict.fromkeys(

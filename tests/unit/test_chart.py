@@ -1,4 +1,4 @@
-"""The files of the Helm chart. tests/api/test_chart.py renders and installs it."""
+"""The files of the Helm chart. tests/api/test_install_chart.py renders and installs it."""
 
 from __future__ import annotations
 

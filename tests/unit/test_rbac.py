@@ -203,7 +203,7 @@ def chart_roles(watched: tuple[str, ...], nodes: bool, queues: bool) -> list[dic
 def test_command_and_chart_give_the_operator_the_same_rules(
     watched: tuple[str, ...], nodes: bool, queues: bool
 ) -> None:
-    """tests/api/test_chart.py renders the whole chart with Helm; it needs Go."""
+    """tests/api/test_install_chart.py renders the whole chart with Helm; it needs Go."""
     roles = rbac.operator_roles(NAMESPACE, watched, nodes=nodes, queues=queues)
     expected = _without_labels(obj for obj in roles if "-leader" not in obj["metadata"]["name"])
     found = _without_labels(chart_roles(watched, nodes, queues))

@@ -212,12 +212,14 @@ def test_chart_omits_the_policy_on_an_older_server(helm: Helm) -> None:
 
 
 @pytest.fixture
-def restricted(kube: Kube) -> Iterator[str]:
-    """A namespace that enforces the restricted standard. The operator is uninstalled from it afterwards."""
+def restricted(kube: Kube, helm: Helm) -> Iterator[str]:
+    """A namespace that enforces the restricted standard. The release `grid` is removed from it afterwards, and what it
+    leaves."""
     name = f"{kube.namespace}-helm"
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}}
     kube.api.create("/api/v1/namespaces", namespace)
     yield name
+    helm("uninstall", "grid", "-n", name, "--kubeconfig", kube.kubeconfig, "--ignore-not-found")
     asyncio.run(_remove(kube, name))
     kube.api.request("DELETE", f"/api/v1/namespaces/{name}")
 
@@ -234,13 +236,14 @@ def test_release_is_installed_upgraded_and_removed(kube: Kube, helm: Helm, restr
     target = ("-n", restricted, "--kubeconfig", kube.kubeconfig, "--wait", "--timeout", "5m")
     helm("install", "grid", CHART, *target, "--take-ownership", "--set", chosen)
 
-    def status() -> Object:
+    def is_up() -> bool:
+        """As `oars operator status` says. Helm looks at the ReplicaSet, whose Deployment follows a moment later."""
         words = ("status", "-n", restricted, "--kubeconfig", str(kube.kubeconfig), "-o", "json")
-        found: Object = json.loads(CliRunner().invoke(operator, words, catch_exceptions=False).stdout)
-        return found
+        found = json.loads(CliRunner().invoke(operator, words, catch_exceptions=False).stdout)
+        is_leading = (found["leader"] or "").startswith("fleet-")
+        return is_leading and (found["replicas"], found["ready"], found["authors"]) == (1, 1, "checked")
 
-    until("a replica leads", lambda: (status()["leader"] or "").startswith("fleet-"), 60)
-    assert (status()["replicas"], status()["ready"], status()["authors"]) == (1, 1, "checked")
+    until("one replica is ready and leads", is_up, 60)
     in_pod = kube.kubectl("exec", "-n", restricted, "deployment/fleet", "--", "id", "-u")
     assert in_pod.strip() == "65532"
     helm("upgrade", "grid", CHART, *target, "--reuse-values", "--set", "logFormat=text")
