@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -15,8 +17,9 @@ from oars.cli.access import execute
 from oars.cli.main import call
 from oars.cli.options import ClusterOptions, location_options
 from oars.cli.run import run
+from oars.client.cluster import AsyncCluster
 from oars.service import Location, Service
-from oars.service.scripts import module_directory, own_modules
+from oars.service.scripts import FrontDoor, ScriptRun, module_directory, own_modules
 from oars.service.specs import generate_name
 
 NOT_GIVEN: dict[str, Any] = dict.fromkeys(["engine", "workers", "cpu", "memory", "image", "packages"])
@@ -148,6 +151,26 @@ def test_own_modules_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert own_modules(["-m", "package.train"]) == ["helper"]
     script.write_text("no python")
     assert own_modules([str(script)]) == []
+
+
+def test_run_on_kubernetes_warns_of_modules_that_are_not_sent(tmp_path: Path) -> None:
+    class Cluster:
+        name, place = "demo", "kubernetes"
+
+        async def start(self) -> None:
+            raise NotFound("There is no cluster here.")
+
+    (tmp_path / "helper.py").touch()
+    (tmp_path / "train.py").write_text("import helper")
+    lines: list[str] = []
+    caller = FrontDoor(lines.append, lambda: None, nullcontext, lines.append, lambda: False)  # type: ignore[arg-type]
+    for place in ("kubernetes", "local"):
+        cluster = Cluster()
+        cluster.place = place
+        with pytest.raises(NotFound):
+            asyncio.run(ScriptRun(cast(AsyncCluster, cluster), [str(tmp_path / "train.py")], caller).run())
+    (line,) = lines
+    assert line.startswith("helper cannot be imported in the pods")
 
 
 # location
