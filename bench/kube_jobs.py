@@ -23,10 +23,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +62,8 @@ SECONDS = 300.0
 MARK = "first line at"
 
 PROGRAMS = {
-    "dask": "from distributed import Client\nClient().submit(sum, (20, 22)).result()\n",
     "ray": "import ray\nray.init()\nray.get(ray.remote(lambda: 42).remote())\n",
+    "dask": "from distributed import Client\nClient().submit(sum, (20, 22)).result()\n",
 }
 FIRST_LINE = f"import time\nprint({MARK!r}, time.time(), flush=True)\n"
 # A hand-written driver starts together with the cluster, and waits for the head's Service.
@@ -198,25 +200,24 @@ def _clock(line: str) -> float:
     return float(line.partition(MARK)[2].split()[0])
 
 
-def bench_start(lab: Lab) -> dict[str, Any]:
+def bench_start(lab: Lab) -> None:
     path = kuberay.program(lab.settings.cache, say)
     cluster = kubes.of_lab(lab)
     for definition in kuberay.crds():
         name = definition["metadata"]["name"]
         cluster.api.apply(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", definition)
-    rows = []
     with (
         kube_start.operator(lab.settings.kubeconfig),
         kuberay.operator(path, lab.settings.kubeconfig, "", ["--use-kubernetes-proxy"]),
     ):
         for engine in PROGRAMS:
-            rows.append(_compared_start(engine, _rounds_of_start(cluster, engine)))
-            say(str(rows[-1]))
-            store("start", {"rows": rows, "workers": WORKERS})
-    return {"rows": rows, "workers": WORKERS}
+            for row in _rounds_of_start(cluster, engine):
+                others = [each for each in stored("start").get("rows", ()) if each["engine"] != engine]
+                store("start", {"rows": sorted([*others, row], key=itemgetter("engine")), "workers": WORKERS})
 
 
-def _rounds_of_start(cluster: kubes.Cluster, engine: str) -> dict[str, list[Run]]:
+def _rounds_of_start(cluster: kubes.Cluster, engine: str) -> Iterator[dict[str, Any]]:
+    """The row of an engine after each round."""
     ways: dict[str, Callable[[Kube], Run]] = {
         "by_hand": lambda kube: applied(kube, by_hand(engine, kube.image(engine))),
         "ours": lambda kube: submitted(kube, engine),
@@ -234,7 +235,7 @@ def _rounds_of_start(cluster: kubes.Cluster, engine: str) -> dict[str, list[Run]
                 kube.kubectl("delete", "pods", "--all", "--grace-period=1", seconds=120)
             runs[way].append({**found, **{key: round(found[key], 2) for key in ("printed", "shown") if key in found}})
             say(f"{engine} {number + 1}/{ROUNDS}: {way} {runs[way][-1]}")
-    return runs
+        yield _compared_start(engine, runs)
 
 
 def _compared_start(engine: str, runs: dict[str, list[Run]]) -> dict[str, Any]:
@@ -258,16 +259,17 @@ _OWN = "computejobs|computeclusters|rayjobs|rayclusters"
 _WRITTEN = f"{kube_scale.OURS}|{_OWN}|jobs|roles|rolebindings"
 
 
-def writes(api: Api) -> float:
-    """Write requests of all clients so far, for kinds of objects that a job has; events, and what only Kubernetes
-    writes, are left out."""
-    total = 0.0
+def writes(api: Api) -> Counter[str]:
+    """Write requests of all clients so far, by verb, kind and status code, for kinds of objects that a job has; events,
+    and what only Kubernetes writes, are left out."""
+    found: Counter[str] = Counter()
     for labels, count in _REQUESTS.findall(api.get("/metrics")["text"]):
         fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
         is_write = fields["verb"] in ("POST", "PUT", "PATCH", "APPLY", "DELETE")
         if is_write and re.fullmatch(_OWN if fields["subresource"] else _WRITTEN, fields["resource"]):
-            total += float(count)
-    return total
+            what = f"{fields['resource']}/{fields['subresource']}".rstrip("/")
+            found[f"{fields['verb']} {what} {fields.get('code', '')}".rstrip()] += int(float(count))
+    return found
 
 
 def played_by_oars(name: str, namespace: str) -> list[Object]:
@@ -334,7 +336,9 @@ async def measure(client: Client, lab: Lab, way: Way, where: str, pid: int | Non
     clusters = way.clusters
     if clusters is not None:
         await kube_scale.until(lambda: is_empty(client, clusters, where), "the clusters are removed", 1.0)
-        found["writes_per_job"] = round((writes(lab.api) - begun) / JOBS, 2)
+        written = writes(lab.api) - begun
+        found["writes_per_job"] = round(written.total() / JOBS, 2)
+        found["writes"] = {what: round(count / JOBS, 2) for what, count in written.most_common()}
     found["cpu_kubernetes"] = round(cpu_of_lab(lab) - kubernetes, 2)
     if pid:
         found |= {"cpu": round(cpu_of(pid) - before, 2), "megabytes": round(peak_of(pid), 1)}
@@ -370,7 +374,7 @@ async def measure_kuberay(client: Client, lab: Lab, path: Path) -> dict[str, Any
                 await kube_scale.until(lambda: is_empty(client, kuberay.RAY_JOB, where), "the RayJobs are removed", 1.0)
 
 
-async def bench_many(client: Client, lab: Lab) -> dict[str, Any]:
+async def bench_many(client: Client, lab: Lab) -> None:
     path = kuberay.program(lab.settings.cache, say)
     for definition in (*kuberay.crds(), crd.compute_cluster(), crd.compute_job()):
         await client.apply(definition)
@@ -387,7 +391,6 @@ async def bench_many(client: Client, lab: Lab) -> dict[str, Any]:
             runs[name].append(await measures[name]())
             say(f"{number + 1}/{ROUNDS}: {name} {runs[name][-1]}")
             store("many", runs)
-    return runs
 
 
 async def _is_served(client: Client, kind: Kind) -> bool:
@@ -398,28 +401,28 @@ async def _is_served(client: Client, kind: Kind) -> bool:
     return True
 
 
-async def _with_client(lab: Lab) -> dict[str, Any]:
+async def _with_client(lab: Lab) -> None:
     target = config.load({}, kubeconfig=lab.settings.kubeconfig)
     async with Client(target, user_agent="bench", timeout=120) as client:
-        return await bench_many(client, lab)
+        await bench_many(client, lab)
 
 
-def run_start() -> dict[str, Any]:
+def run_start() -> None:
     with borrowed(Lab(settings.load(), say)) as lab:
-        return bench_start(lab)
+        bench_start(lab)
 
 
-def run_many() -> dict[str, Any]:
+def run_many() -> None:
     sys.path.append(str(kube_scale.TOY))
     with borrowed(Lab(settings.load(), say), with_node=False) as lab:
         kwok.up(lab, 1 + JOBS * (2 + PLAYED_WORKERS) // kube_scale.PODS_PER_NODE)
         try:
-            return asyncio.run(_with_client(lab))
+            asyncio.run(_with_client(lab))
         finally:
             kwok.down(lab)
 
 
-PARTS: Mapping[str, Callable[[], dict[str, Any]]] = {"start": run_start, "many": run_many}
+PARTS: Mapping[str, Callable[[], None]] = {"start": run_start, "many": run_many}
 
 
 def main() -> int:
@@ -427,10 +430,16 @@ def main() -> int:
     if unknown := [part for part in chosen if part not in PARTS]:
         raise SystemExit(f"{unknown[0]} is unknown; the parts are {', '.join(PARTS)}.")
     for part in chosen:
-        result = PARTS[part]()
-        store(part, result)
-        print(json.dumps(result, indent=1))
+        PARTS[part]()
+        print(json.dumps(stored(part), indent=1))
     return 0
+
+
+def stored(part: str) -> dict[str, Any]:
+    """The results of a part, from this run or an earlier one."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found: dict[str, Any] = kept.get(part, {}).get("result", {})
+    return found
 
 
 def store(part: str, result: dict[str, Any]) -> None:
