@@ -56,6 +56,9 @@ chromium:
 screenshots: setup chromium ## take the pictures of the documentation
 	$(BIN)/python docs/screenshots.py
 
+recordings: setup ## record the terminal sessions of the documentation
+	$(BIN)/python docs/recordings.py
+
 live: envs chromium ## tests with real engine processes on this machine
 	$(call pytest,live)
 

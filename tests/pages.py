@@ -1,4 +1,4 @@
-"""Runs the shell lines of the documentation as a reader types them, and compares what they print with the page.
+"""Runs the shell lines and Python blocks of the documentation as a reader, and compares what they print with the page.
 
 How a page is read:
 - Every line that begins with `$ ` in a `console` block is run, in the order of the page, in one directory.
@@ -6,6 +6,9 @@ How a page is read:
   What differs from run to run (ports, times, names of pods) is compared by its form only. `…` stands for any text.
 - A line without output below it needs a row in RESULTS: what it must print.
 - A `python` or `yaml` block is a file if the paragraph before it names one with that ending and ends with a colon.
+- Any other `python` block is a program of its own, which is run where it stands, as if the page had the line
+  `$ python PAGE-NUMBER.py` there: `how-to-jobs-1.py` is the first one of docs/how-to/jobs.md. One with `await` outside
+  a function is for IPython.
 - CANNOT_RUN lists the lines that no test can run, with the reason.
 """
 
@@ -114,6 +117,24 @@ RESULTS: tuple[tuple[str, str], ...] = (
 )
 
 
+# What a program that prints nothing must print.
+_QUIET = tuple(
+    (rf"python {name}\.py", r"^$")
+    for name in ("how-to-add-an-engine-[1-4]", "reference-python-[15]", "decisions-0003-fork-server-1")
+)
+PROGRAMS: tuple[tuple[str, str], ...] = (
+    *_QUIET,
+    (r"python README-1.py", r"^45\n\['A', 'B', 'C'\]\nhttp://127\.0\.0\.1:\d+/\S* Ready$"),
+    (r"python engines-(dask|mars)-1.py", r"50005000$"),
+    (r"python engines-ray-1.py", r"\[0, 1, 4, 9\]\n50005000$"),
+    (r"python how-to-jobs-1.py", r"trained on 2 workers \[\]\n0$"),
+    (r"python how-to-packages-1.py", r"(?m)^/\S+/dask-\w+/bin/python\S*$"),
+    (r"python how-to-run-a-script-1.py", r"\['A', 'B', 'C'\]"),
+    (r"python (how-to-k\S+|reference-python-2).py", r"(?m)^45$"),
+    (r"i?python reference-python-[34].i?py", r"(?m)^3$"),
+)
+
+
 def blocks(page: str, language: str) -> list[str]:
     return [text for found, text in _BLOCK.findall((ROOT / page).read_text()) if found == language]
 
@@ -134,15 +155,6 @@ REPEATED = r"kubectl (-n \w+ )?(get|exec|cp|logs)\b"
 CANNOT_RUN: Mapping[str, str] = {
     "pip install 'oars[all]'": "Oars is not published; `make setup` installs the checkout with the same extras",
     "pip install 'oars[dask]'": "as above",
-    **dict.fromkeys(
-        (
-            "TOKEN=$(kubectl get secret mars-test-demo-oars -o jsonpath='{.data.token}' | base64 -d)",
-            'curl -H "Authorization: Bearer $TOKEN" http://mars-test-demo-webservice-0.default/api/session',
-            'curl -H "Authorization: Bearer $TOKEN" '
-            "http://mars.domain.com/mars/default/mars-test-demo-webservice-0/api/session",
-        ),
-        "in a pod, and through an Ingress controller; tests/e2e/test_marsjob.py does the same with a proxy",
-    ),
     "make demo": "tests/live/test_examples.py runs the program behind it",
     "make test": "it would run itself",
     "make bench": "takes an hour on an idle machine",
@@ -178,6 +190,26 @@ CANNOT_RUN: Mapping[str, str] = {
     "oars logs demo head -n team --previous": "needs a container that restarted; tests/e2e/test_cli_kube.py has one",
     "oars exec demo --member demo-worker-5d9c-x2x -- nvidia-smi": "needs a graphics card",
     "oars exec demo --member demo-worker-5d9c-x2x -c agent -- cat /etc/agent.conf": "needs the reader's own sidecar",
+    "ipython decisions-0004-kubernetes-through-aiohttp-1.ipy": "part of a program; test_kube_client.py has all",
+    "ipython decisions-0007-one-model-one-runner-1.ipy": "part of a program; each test of a loop has all",
+    "python engines-mars-2.py": "needs the reader's own pod with the Secret; tests/e2e/test_rendered.py has one",
+    "python migrate-dask-kubernetes-classic-1.py": "10 workers of 4 GB; tests/e2e/test_compat_dask.py has small ones",
+    **dict.fromkeys(
+        (
+            "TOKEN=$(kubectl get secret mars-test-demo-oars -o jsonpath='{.data.token}' | base64 -d)",
+            'curl -H "Authorization: Bearer $TOKEN" http://mars-test-demo-webservice-0.default/api/session',
+            'curl -H "Authorization: Bearer $TOKEN" '
+            "http://mars.domain.com/mars/default/mars-test-demo-webservice-0/api/session",
+            "python migrate-marsjob-1.py",
+        ),
+        "in a pod, and through an Ingress controller; tests/e2e/test_marsjob.py does the same with a proxy",
+    ),
+    "python migrate-mars-1.py": "needs an image with Mars; tests/e2e/test_compat_mars.py runs it",
+    "python migrate-mars-by-hand-1.py": "on three machines; tests/live/test_mars_by_hand.py runs it",
+    **dict.fromkeys(
+        ("python how-to-notebooks-1.py", "python how-to-notebooks-2.py", "ipython how-to-notebooks-3.ipy"),
+        "cells; tests/live/test_notebook.py runs them in a Jupyter kernel",
+    ),
 }
 
 # A script for `oars run` and `oars exec`, which the pages call train.py; on any engine.
@@ -201,13 +233,15 @@ print("trained on", workers, "workers", sys.argv[1:])
 
 @dataclass(frozen=True)
 class Step:
-    """One shell line of a page and the output that the page shows below it."""
+    """One shell line of a page and the output that the page shows below it; or the line that runs a Python block, and
+    the text of its file."""
 
     page: str
     line: int
     section: str
     command: str
     shown: tuple[str, ...]
+    program: str = ""
 
     @property
     def bare(self) -> str:
@@ -247,18 +281,38 @@ def pages() -> list[str]:
 def steps(page: str) -> list[Step]:
     text = (ROOT / page).read_text()
     found: list[Step] = []
+    named, programs = files(page).values(), 0
     for block in _BLOCK.finditer(text):
-        if block[1] != "console":
-            continue
         section = _HEADING.findall(_BLOCK.sub("", text[: block.start()]))[-1]
         first = text[: block.start(2)].count("\n") + 1
-        for number, line in enumerate(block[2].splitlines(), first):
-            if line.startswith("$ "):
-                found.append(Step(page, number, section, line[2:], ()))
-            else:
-                last = found.pop()
-                found.append(Step(page, last.line, section, last.command, (*last.shown, line)))
+        if block[1] == "console":
+            found += _lines(page, first, section, block[2])
+        elif block[1] == "python" and block[2] not in named:
+            programs += 1
+            name = f"{page.removeprefix('docs/').removesuffix('.md').replace('/', '-')}-{programs}"
+            command = f"ipython {name}.ipy" if _awaits(block[2]) else f"python {name}.py"
+            found.append(Step(page, first, section, command, (), block[2]))
     return found
+
+
+def _lines(page: str, first: int, section: str, block: str) -> list[Step]:
+    found: list[Step] = []
+    for number, line in enumerate(block.splitlines(), first):
+        if line.startswith("$ "):
+            found.append(Step(page, number, section, line[2:], ()))
+        else:
+            last = found.pop()
+            found.append(Step(page, last.line, section, last.command, (*last.shown, line)))
+    return found
+
+
+def _awaits(program: str) -> bool:
+    """True if only IPython takes it."""
+    try:
+        compile(program, "", "exec")
+    except SyntaxError:
+        return True
+    return False
 
 
 def files(page: str) -> dict[str, str]:
@@ -294,7 +348,7 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 def expected(step: Step) -> str:
     """The pattern for the output of a line that the page shows without output."""
-    for command, result in RESULTS:
+    for command, result in (*RESULTS, *PROGRAMS):
         if found := re.match(command, step.bare):
             return re.sub(r"\\(\d)", lambda group: found[int(group[1])], result)
     return ""
@@ -326,6 +380,8 @@ class Reader:
                 self._take(step, session.edits)
 
     def _take(self, step: Step, edits: Mapping[str, str]) -> None:
+        if step.program:
+            (self._folder / step.command.split()[1]).write_text(step.program)
         deadline = time.monotonic() + SECONDS
         while True:
             try:

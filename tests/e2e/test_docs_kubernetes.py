@@ -1,4 +1,5 @@
-"""Every shell line of the documentation that needs Kubernetes, with its result. tests/pages.py says how."""
+"""Every shell line and Python block of the documentation that needs Kubernetes, with its result. tests/pages.py says
+how."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from tests.pages import Reader, Session, blocks, files
 
 pytestmark = [pytest.mark.timeout(900)]
 
-# The pages' own sizes do not fit on the lab's node, which has two cores.
+# The lab's node has two cores: a head and three workers of the default sizes fit on it (AS_THEY_ARE), no larger cluster
+# and no two of them.
 SMALL = (
     "--cpu 0.2 --memory 1Gi --set workers[0].burst=true --set head.cpu=0.2 --set head.memory=2Gi --set head.burst=true"
 )
@@ -63,8 +65,9 @@ RAY_PODS = {
 }
 FOUR = "sed -i '/name: ray-worker/,$ s/replicas: 3/replicas: 4/' ray-cluster.yaml"
 KUBERNETES, RAY, LINE = "docs/how-to/kubernetes.md", "docs/how-to/ray-by-kubectl.md", "docs/reference/cli.md"
-MARS = "docs/migrate/marsjob.md"
+MARS, PYTHON = "docs/migrate/marsjob.md", "docs/reference/python.md"
 
+AS_THEY_ARE = (LINE, PYTHON)
 # page → its sections, read in this order in one directory
 SESSIONS: dict[str, tuple[Session, ...]] = {
     "README.md": (
@@ -103,6 +106,7 @@ SESSIONS: dict[str, tuple[Session, ...]] = {
             "`oars exec NAME -- COMMAND...`", "`oars cp SOURCE TARGET`",
         ), before=(DIRECT, OUTCOME), edits={**WORKER, "oars cp": "oars cp -n team"}),
     ),
+    PYTHON: (Session(PYTHON, ("Cluster",), only="reference-python-3"),),
     MARS: (
         Session(MARS, ("From KubeDL's MarsJob",), edits=BESIDE, files={
             "mars-test-demo.yaml": json.dumps(small_document(IMAGE_MARS)),
@@ -140,13 +144,14 @@ def images(kube: Kube) -> None:
 
 
 @pytest.fixture
-def reader(kube: Kube, images: None, operator: Path, tmp_path: Path) -> Iterator[Reader]:
+def reader(page: str, kube: Kube, images: None, operator: Path, tmp_path: Path) -> Iterator[Reader]:
     """With kubectl and a namespace `team`; the namespace of the context is the test's own."""
     programs, folder = tmp_path / "bin", tmp_path / "work"
     programs.mkdir()
     folder.mkdir()
     (programs / "kubectl").symlink_to(kube.cluster.program)
-    (programs / "oars").write_text(WRAPPER.format(oars=OARS, small=SMALL, root=ROOT, builder=builder(kube)))
+    small = "" if page in AS_THEY_ARE else SMALL
+    (programs / "oars").write_text(WRAPPER.format(oars=OARS, small=small, root=ROOT, builder=builder(kube)))
     (programs / "oars").chmod(0o755)
     config = tmp_path / "kubeconfig"
     config.write_bytes(kube.kubeconfig.read_bytes())

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from docs import screenshots
 
+from tests import pages
+
 pytestmark = [
     pytest.mark.live,
     pytest.mark.timeout(400),
@@ -85,6 +87,12 @@ def test_without_ipywidgets_the_view_is_html() -> None:
     created, shown, _ = run(f"{hide}\n{CREATE}", "cluster", "cluster.close()")
     assert "Ready after" in created[0]["data"]["text/html"]
     assert set(shown[0]["data"]) == {"text/plain", "text/html"} and "worker-1" in shown[0]["data"]["text/html"]
+
+
+def test_cells_of_the_page_run_in_a_kernel() -> None:
+    shown, used, _ = run(*pages.blocks("docs/how-to/notebooks.md", "python"))
+    assert "Ready after" in shown[0]["data"]["text/html"] and "3/3 workers ready" in shown[-1]["data"]["text/html"]
+    assert used[-1]["data"]["text/plain"] == "45"
 
 
 def test_pictures_of_the_documentation_can_be_taken(tmp_path: Path) -> None:

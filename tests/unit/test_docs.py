@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
+from docs.recordings import PROMPT, Recording
 
 from oars.cli.main import cli
 from tests import pages
@@ -171,14 +172,16 @@ def test_no_path_of_a_machine_is_shown(page: Path) -> None:
     assert not re.findall(r"(?<![\w.])/(?:root|work|home/\w+|tmp)/\S*", page.read_text())
 
 
-def test_every_shell_line_runs_in_a_test_or_has_a_reason_not_to() -> None:
+def test_every_shell_line_and_program_runs_in_a_test_or_has_a_reason_not_to() -> None:
     sessions = [*LOCAL, *(session for each in ON_KUBERNETES.values() for session in each)]
     run = {(step.page, step.line) for session in sessions for step in session.steps}
     steps = [step for page in pages.pages() for step in pages.steps(page)]
     left = [str(step) for step in steps if (step.page, step.line) not in run and step.bare not in pages.CANNOT_RUN]
     assert not left, "\n".join(left)
-    no_result = [str(step) for step in steps if not step.shown and not pages.expected(step)]
-    assert not [line for line in no_result if line.split("$ ")[1].split("  #")[0].strip() not in pages.CANNOT_RUN]
+    unknown = [step for step in steps if not step.shown and not pages.expected(step)]
+    assert not [str(step) for step in unknown if step.bare not in pages.CANNOT_RUN]
+    programs = [step.command for step in steps if step.program]
+    assert len(programs) == len(set(programs)) > 20
     unused = set(pages.CANNOT_RUN) - {step.bare for step in steps}
     assert not unused, "in CANNOT_RUN, but in no page"
 
@@ -200,3 +203,13 @@ def test_the_checks_find_mistakes() -> None:
     with pytest.raises(AssertionError, match="no command"):
         parse(words("oars strat demo"))
     assert words("oars ls -o name | xargs -n1 oars why  # all") == ["ls", "-o", "name"]
+
+
+def test_recording_shows_lines_as_they_stay() -> None:
+    """With colours, without what progress has overwritten, and with short pauses only."""
+    made = Recording(
+        [(0.1, f"{PROMPT}ls\r\n"), (5.0, "\r\x1b[Kstarting 1"), (9.0, "\r\x1b[K<\x1b[32mdone\x1b[0m>\r\n")]
+    )
+    assert made.lines() == [(0.1, "$ ls"), (3.1, "<\x1b[32mdone\x1b[0m>")]
+    assert "&lt;<tspan fill=" in made.svg() and "starting" not in made.svg()
+    assert made.asciicast().count("\n") == 4
