@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.scale_down import WAYS
+
 REACTION_COLUMNS = ("engine", "workers are wanted", "latest of five", "work is done", "zero again")
 SPILL_COLUMNS = (
     "engine", "memory, MiB", "results, MiB", "on disk when made, MiB", "s to make", "s to read", "right result",
@@ -29,7 +31,8 @@ REACTION_HEAD = """## From zero to zero with real engines
 
 Local processes; a group of at most two workers, `scaleDownDelay` 5 s (`python -m bench reaction`). Seconds from the
 first call of a connected program until workers are wanted, until six tasks of 1 s are done, and from then until no
-worker is left.
+worker is left. The rounds follow at once, so after the first one the group [keeps its workers for 12 s instead of
+5](autoscaling.md#down).
 """
 SPILL_HEAD = """## A workload of three times the memory
 
@@ -71,7 +74,10 @@ def sections(results: Path) -> Iterator[str]:
     if "scale_down" in found:
         yield from scale_down(found["scale_down"])
     if "reaction" in found:
-        yield from engines(REACTION_HEAD, REACTION_COLUMNS, found["reaction"], map(reaction, found["reaction"]["rows"]))
+        rows = found["reaction"]["rows"]
+        yield from engines(REACTION_HEAD, REACTION_COLUMNS, found["reaction"], map(reaction, rows))
+        if missing := [name for name in WAYS if not any(row["engine"] == name for row in rows)]:
+            yield f"Not measured in this run: {', '.join(missing)}.\n"
     if "spill" in found:
         yield from engines(SPILL_HEAD, SPILL_COLUMNS, found["spill"], map(spill, found["spill"]["rows"]))
     if "kube_autoscale" in found:
@@ -104,6 +110,9 @@ def scale_down(record: Mapping[str, Any]) -> Iterator[str]:
     yield from table(
         SCALE_DOWN_COLUMNS, ([*own, ran, *end] for own, ran, end in zip(figures, again, ends, strict=True))
     )
+    done = {(row["engine"], row["way"]) for row in rows}
+    if missing := [f"{way} ({engine})" for engine, ways in WAYS.items() for way in ways if (engine, way) not in done]:
+        yield f"Not measured in this run: {', '.join(missing)}.\n"
 
 
 def engines(
