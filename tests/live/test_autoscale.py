@@ -256,7 +256,7 @@ def test_top_shows_demand_workers_and_use() -> None:
         sample = json.loads(subprocess.check_output([*oars, "-o", "json"], timeout=60))
         (group,) = sample["groups"]
         assert (group["min"], group["max"], group["needed"], group["wanted"], group["ready"]) == (1, 2, 1, 1, 1)
-        assert group["memory"] > 2**20 and 0 <= group["cpu"] <= os.cpu_count()
+        assert group["tasks"] == 0 and group["memory"] > 2**20 and 0 <= group["cpu"] <= os.cpu_count()
         header, row = subprocess.check_output(oars, text=True, timeout=60).splitlines()
         assert header.split()[:7] == ["TIME", "GROUP", "MIN", "MAX", "NEEDED", "WANTED", "READY"]
         assert row.split()[1:7] == ["default", "1", "2", "1", "1", "1"]
@@ -279,3 +279,6 @@ def test_machine_limits_the_number_and_says_so() -> None:
         driver.tell()
         driver.expect("done")
         assert max(each["default"] for each in seen) == 2
+        asleep = cluster.client().submit(time.sleep, 600)
+        until(cluster, lambda: [each.tasks for each in cluster.members() if each.role == "worker"] == [1])
+        asleep.cancel()
