@@ -16,6 +16,10 @@ ConfigMap and a batch Job, whose program starts at once and waits for the head's
 RayJob. All have the same image and the same requests (`python -m bench.kube_jobs start`). Oars and KubeRay start the
 driver when all workers are ready; the hand-written driver's pod starts beside the head's and needs one worker. With
 `minReady: 1` Oars needs one, too. The last column is when `oars submit` has printed the line.
+
+The difference to the hand-written job is the start of the driver: its pod is created in the second in which the last
+worker is ready (`bench/results/kube_jobs.json` has the times of all pods), and then imports the engine and connects,
+which the hand-written driver does while the workers start.
 """
 MANY = """## On Kubernetes: many jobs at once
 
