@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,15 @@ def test_command_prints_the_manifests() -> None:
     assert printed(operator, "manifests", *words) == manifests.install(options)
     trusting = replace(options, trust_authors=True)
     assert printed(operator, "manifests", *words, "--trust-authors") == manifests.install(trusting)
+
+
+def test_manifests_have_no_words_that_kubectl_takes_for_booleans() -> None:
+    """The names of fields, such as n, are quoted: Go's YAML has more booleans than Python's."""
+    words = re.compile(r"^\s*(- )?([\w.]+: )?(y|Y|n|N|yes|no|on|off)$|^\s*(y|Y|n|N|yes|no|on|off):", re.MULTILINE)
+    text = CliRunner().invoke(operator, ["manifests", "--adopt", "marsjob"], catch_exceptions=False).stdout
+    assert "'n':" in text and not words.search(text)
+    for template in (CHART / "templates").iterdir():
+        assert not words.search(template.read_text()), template.name
 
 
 def test_operator_pods_are_restricted() -> None:

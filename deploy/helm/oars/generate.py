@@ -20,6 +20,7 @@ import yaml
 
 import oars
 from oars import engines
+from oars.cli.output import BOOLEANS
 from oars.operator import NAME, admission, manifests, rbac
 from oars.operator import crd as definitions
 from oars.operator.manifests import InstallOptions
@@ -201,9 +202,20 @@ def _right(obj: dict[str, Any]) -> bool:
     return kind.startswith("ClusterRole") and name.startswith("oars-operator")
 
 
+class Quoting(yaml.SafeDumper):
+    """Quotes what Helm takes for true or false."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'" if value in BOOLEANS else None)
+
+
+Quoting.add_representer(str, _text)
+
+
 def documents(objects: Sequence[dict[str, Any]]) -> str:
     plain = json.loads(json.dumps(objects))  # no anchors
-    text = "---\n".join(yaml.safe_dump(_released(obj), sort_keys=False, width=1000) for obj in plain)
+    text = "---\n".join(yaml.dump(_released(obj), Dumper=Quoting, sort_keys=False, width=1000) for obj in plain)
     return text.replace(f"    {LABELS}: {LABELS}\n", '    {{- include "oars.labels" $ | nindent 4 }}\n')
 
 

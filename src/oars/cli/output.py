@@ -80,14 +80,18 @@ def emit_manifests(
         emit(output, {"apiVersion": "v1", "kind": "List", "items": objects}, names, lambda _: "")
 
 
+BOOLEANS = ("y", "Y", "n", "N")  # in Go's YAML, besides those of Python's
+
+
 def as_yaml(data: Any) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        """Writes multi-line strings as blocks."""
+        """Writes multi-line strings as blocks, and quotes what kubectl and Helm take for true or false."""
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+        style = "|" if "\n" in value else "'" if value in BOOLEANS else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
     Dumper.add_representer(str, text)
     plain = json.loads(json.dumps(data))  # converts enumerations and tuples
