@@ -22,7 +22,12 @@ from oars.testing.driver import DriverProgram
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
-ENGINES = ("dask", "ray", "mars")
+ENGINES: dict[str, dict[str, Any]] = {
+    "dask": {"engine": "dask"},
+    "ray": {"engine": "ray"},
+    "mars": {"engine": "mars"},
+    "pymars": {"engine": "mars", "mars": {"distribution": "pymars"}},
+}
 SMALL = {"cpu": 0.5, "memory": "640Mi"}  # four of them fit on two processors
 # Two bursts without a worker at first; the pause is shorter than the delay.
 BURSTS = """
@@ -36,6 +41,24 @@ with oars.executor() as pool:
         assert list(pool.map(work, range(6))) == list(range(6))
         print("burst", burst, flush=True)
         time.sleep(1.0)
+print("done", flush=True)
+"""
+# A square wave. The first pause is shorter than the delay, the second lasts until the workers have left.
+WAVE = """
+import time
+import oars
+def work(number):
+    time.sleep(1.0)
+    return number
+def burst():
+    assert list(pool.map(work, range(6))) == list(range(6))
+with oars.executor() as pool:
+    burst()
+    time.sleep(1.0)
+    burst()
+    print("pause", flush=True)
+    input()
+    burst()
 print("done", flush=True)
 """
 DASK_ACCELERATOR = """
@@ -108,21 +131,22 @@ print("sum", int(mt.ones((2, 3), chunk_size=2).sum().execute().fetch()), flush=T
 """
 
 MUCH = """
-import time
-from distributed import Client
-with Client() as client:
-    futures = client.map(lambda number: time.sleep(5), range(400), pure=False)
-    print("submitted", flush=True)
-    input()
-    client.cancel(futures)
-print("done", flush=True)
+import os, time
+import oars
+def work(number):
+    time.sleep(5.0)
+pool = oars.executor()
+results = [pool.submit(work, number) for number in range(40)]
+print("submitted", flush=True)
+input()
+os._exit(0)
 """
 
 T = TypeVar("T")
 
 
 def start(engine: str, *groups: dict[str, Any], delay: str = "5s", **more: Any) -> Cluster:
-    data = {"engine": engine, "workers": list(groups), "autoscale": {"scaleDownDelay": delay}, **more}
+    data = {**ENGINES[engine], "workers": list(groups), "autoscale": {"scaleDownDelay": delay}, **more}
     return Cluster(build(data).spec, timeout="180s")
 
 
@@ -163,14 +187,19 @@ def recorded(cluster: Cluster, read: Callable[[Cluster], T]) -> Iterator[list[T]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_workers_follow_two_bursts_from_zero_and_to_zero(engine: str) -> None:
+def test_workers_follow_a_square_wave_from_zero_and_to_zero(engine: str) -> None:
+    """Up, not down in the short pause, down to zero in the long one, up and down again."""
     with start(engine, {"replicas": 0, "max": 2, **SMALL}) as cluster:
         assert wanted(cluster) == {"default": 0}
-        with recorded(cluster, wanted) as seen, DriverProgram(cluster, BURSTS) as driver:
-            driver.expect("done")
+        with recorded(cluster, wanted) as seen, DriverProgram(cluster, WAVE) as driver:
+            driver.expect("pause")
             numbers = [each["default"] for each in seen]
             assert numbers == sorted(numbers), "workers left between the bursts"
             assert numbers[0] == 0 and numbers[-1] >= 1
+            until_wanted(cluster, default=0)
+            driver.tell()
+            until(cluster, lambda: wanted(cluster)["default"] >= 1)
+            driver.expect("done")
             until_wanted(cluster, default=0)
         assert cluster.status().groups[0].reason
 
@@ -266,19 +295,19 @@ def test_top_shows_demand_workers_and_use() -> None:
             times = [json.loads(watch.stdout.readline())["time"] for _ in range(3)]
             watch.send_signal(signal.SIGINT)
         assert times == sorted(set(times)) and watch.returncode == 128 + signal.SIGINT
+        asleep = cluster.client().submit(time.sleep, 600)
+        until(cluster, lambda: [each.tasks for each in cluster.members() if each.role == "worker"] == [1])
+        asleep.cancel()
 
 
-def test_machine_limits_the_number_and_says_so() -> None:
+@pytest.mark.parametrize("engine", ["dask", "ray", "mars"])
+def test_machine_limits_the_number_and_says_so(engine: str) -> None:
     processors = len(os.sched_getaffinity(0))
     group = {"replicas": 0, "max": 9, "cpu": processors / 2, "memory": "640Mi"}
-    with start("dask", group) as cluster, recorded(cluster, wanted) as seen, DriverProgram(cluster, MUCH) as driver:
+    with start(engine, group) as cluster, recorded(cluster, wanted) as seen, DriverProgram(cluster, MUCH) as driver:
         driver.expect("submitted")
         until(cluster, lambda: any(cause.reason == "ScaleUpLimited" for cause in cluster.why()))
         (cause,) = (cause for cause in cluster.why() if cause.reason == "ScaleUpLimited")
         assert f"this machine has {processors} processor" in cause.message
         driver.tell()
-        driver.expect("done")
         assert max(each["default"] for each in seen) == 2
-        asleep = cluster.client().submit(time.sleep, 600)
-        until(cluster, lambda: [each.tasks for each in cluster.members() if each.role == "worker"] == [1])
-        asleep.cancel()
