@@ -207,3 +207,34 @@ input()
         assert cause.reason == "OOMKilled" and cluster.status().ready == 1
         assert cause.message.startswith("worker-0 ran out of memory (the limit is 600Mi): the kernel killed ")
         assert cause.hint == "Raise workers[default].memory, which is 600Mi, or process less data at a time."
+
+
+RAY_ON_DISK = """
+import sys
+import numpy as np
+import ray
+ray.init(log_to_driver=False)
+make = ray.remote(lambda number: np.append(float(number), np.random.default_rng().random(10 * 2**17)))
+made = [make.remote(number) for number in range(int(sys.argv[1]))]
+ray.wait(made, num_returns=len(made), fetch_local=False)
+del made[3:]
+print("made")
+input()
+print("first", [float(part[0]) for part in ray.get(made)])
+del made
+input()
+"""
+
+
+def test_raylet_whose_objects_are_all_on_disk_is_kept_until_they_are_released(tmp_path: Path) -> None:
+    """Ray reports no bytes for them."""
+    with start("ray", spill={"paths": [str(tmp_path)]}) as cluster:
+        with DriverProgram(cluster, RAY_ON_DISK, str(3 * CACHE // (10 * MIB))) as driver:
+            driver.expect("made")
+            cluster.scale(0)
+            until(lambda: any("objects on its disk" in cause.message for cause in cluster.why()), 120.0)
+            assert bytes_in(tmp_path) > 3 * 10 * MIB
+            driver.tell()
+            driver.expect("first [0.0, 1.0, 2.0]")
+            until(lambda: len(cluster.members()) == 1, 120.0)
+            driver.tell()
