@@ -1,8 +1,8 @@
 """python -m bench.kube_autoscale: autoscaling by the operator, on the lab with simulated pods.
 
 burst    one cluster from 0 to 300 workers and back to 0, several times: seconds from the demand to the write, number of
-         writes, seconds until all workers are ready; seconds from the end of the demand until the Deployment has 0, which
-         is up to Oars, and until no pod is left, which is up to Kubernetes
+         writes, seconds until all workers are ready; from the end of the demand, seconds until the Deployment has 0,
+         which is up to Oars, and until no pod is left, which is up to Kubernetes
 many     100 autoscaled clusters at rest: the operator's CPU; then all of them get work at the same moment
 
 Only the pods and the demand are simulated. Results go to bench/results/kube_autoscale.json. OARS_LAB_DIR selects the

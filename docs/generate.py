@@ -182,6 +182,7 @@ SCALE_ROWS = {
     "kuberay": "KubeRay's operator, from RayClusters",
 }
 
+
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
     sys.path.insert(0, str(DOCS.parent))
