@@ -30,7 +30,7 @@ SMALL = (
 WRAPPER = """#!/bin/sh
 case "$1 $*" in
     up\\ *--engine*|run\\ *--engine*|render\\ *--engine*) exec {oars} "$@" {small} ;;
-    image\\ *) PYTHONPATH={root} TMPDIR="$PWD" exec {oars} "$@" --builder "{builder}" ;;
+    image\\ *) TMPDIR="$PWD" exec {oars} "$@" --builder "env PYTHONPATH={root} {builder}" ;;
     *) exec {oars} "$@" ;;
 esac
 """
