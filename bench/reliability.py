@@ -7,6 +7,7 @@ python -m bench.reliability fuzz [INPUTS] [KIND …]
                                                  bad inputs (100,000)
 python -m bench.reliability fairness             reactions while another tenant has trouble
 python -m bench.reliability kills                kills after writes, on the lab's control plane (as root)
+python -m bench.reliability jobs                 jobs while operators are killed, on the lab's control plane (as root)
 python -m bench.reliability drains [DRAINS] [ENGINE …]
                                                  drains with data under load, on the lab's real pods (50; as root)
 """
@@ -114,6 +115,16 @@ def kills() -> dict[str, Any]:
         return {"modes": {mode: json.loads(path.read_text()) for mode, path in files.items()}}
 
 
+def jobs() -> dict[str, Any]:
+    """What became of 200 jobs while operators were killed. A third of them is retried."""
+    with tempfile.TemporaryDirectory() as directory:
+        test = "tests/api/test_jobs.py::test_killed_operators_run_each_job_once[200]"
+        words = ["-m", "pytest", "-q", "-p", "lab.fixtures", "-m", "long", test]
+        subprocess.run([sys.executable, *words], cwd=ROOT, env={**os.environ, "OARS_FIGURES": directory}, check=True)
+        found: dict[str, Any] = json.loads((Path(directory) / "jobs.json").read_text())
+        return found
+
+
 def drains(wanted: int = 50, *chosen: str) -> dict[str, Any]:
     """Workers leave while a driver computes on them and holds results. Each engine in direct mode. Each row is saved
     when it is there; the rows of engines that were not chosen are kept."""
@@ -144,7 +155,12 @@ def _drain_pods(engine: str, kube: Any, wanted: int) -> dict[str, Any]:
     small = {"cpu": 0.2, "burst": True}
     workers = [{"replicas": WORKERS, "memory": "512Mi", **small}]
     spec = build(
-        {"engine": engine, "image": kube.image(IMAGES.get(engine, engine)), "head": {"memory": "1Gi", **small}, "workers": workers}
+        {
+            "engine": engine,
+            "image": kube.image(IMAGES.get(engine, engine)),
+            "head": {"memory": "1Gi", **small},
+            "workers": workers,
+        }
     )
     left, problem, started = 0, "", time.monotonic()
     where: dict[str, Any] = {"namespace": kube.namespace, "kubeconfig": str(kube.kubeconfig), "mode": "direct"}
@@ -165,7 +181,7 @@ def _drain_pods(engine: str, kube: Any, wanted: int) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    each.__name__: each for each in (simulation, fuzz, fairness, kills, drains)
+    each.__name__: each for each in (simulation, fuzz, fairness, kills, jobs, drains)
 }
 
 

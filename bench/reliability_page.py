@@ -21,8 +21,8 @@ of local clusters on a virtual clock, against a Kubernetes in memory. Violated i
 After the faults of a history stop, the desired state is reached, no acknowledged result was lost except by force or
 by the head's death, nothing is orphaned, nothing is written at rest. At no time do two heads serve or two leaders
 write, a Deployment grows beyond what is desired and retires, all Deployments of a group beyond twice as many, or a
-wait has no reason in the status. A failing seed prints its history and replays exactly. Faults that are reintroduced on purpose are caught
-(`tests/simulation/test_reintroduced.py`).
+wait has no reason in the status. A failing seed prints its history and replays exactly. Faults that are reintroduced
+on purpose are caught (`tests/simulation/test_reintroduced.py`).
 
 Not counted as lost: results of the first {late_seconds:.0f} s of a worker that joined the next head at the moment in
 which it was replaced, and of a worker that failed its probe at the moment in which Kubernetes chose whom to remove.
@@ -40,6 +40,13 @@ written at rest. Kills after a write:
 
 | phase | operator | direct client |
 |---|---|---|"""
+JOBS = """
+## Jobs while operators are killed
+
+{jobs} jobs are submitted at once to a real control plane (`tests/api/test_jobs.py`, {when}), each with a driver and a
+cluster of its own; the drivers are simulated. The first attempt of {retried} jobs exits with 1 and is retried. The
+operator is killed {kills} times meanwhile. All jobs succeed within {seconds} s; of {drivers} attempts **{twice}** had
+more than one driver."""
 DRAINS = """
 ## Drains with data under load
 
@@ -81,6 +88,7 @@ def page(note: str, found: Mapping[str, Any], growth: Mapping[str, Any]) -> str:
     parts: dict[str, tuple[str, Callable[[Mapping[str, Any]], Iterable[str]]]] = {
         "simulation": (SIMULATION, simulation_rows),
         "kills": (KILLS, kill_rows),
+        "jobs": (JOBS, lambda part: ()),
         "drains": (DRAINS, lambda part: (drain_row(row) for row in part["rows"])),
         "fuzz": (FUZZ, lambda part: (f"| {k} | {v['tried']:,} | {v['refused']:,} |" for k, v in part["kinds"].items())),
         "fairness": (FAIRNESS, lambda part: (fairness_row(row) for row in part["rows"])),

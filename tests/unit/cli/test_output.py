@@ -83,8 +83,16 @@ def test_keys_of_the_status_are_stable(output: str, capsys: pytest.CaptureFixtur
     assert data["endpoints"] == {"client": "tls://h:1", "dashboard": ""}
     assert data["groups"] == [{"name": "default", "wanted": 1, "ready": 1}]
     assert data["members"] == [
-        {"id": "head", "role": "head", "group": "head", "phase": "Ready", "address": "", "pid": 7, "reason": "",
-         "tasks": None}
+        {
+            "id": "head",
+            "role": "head",
+            "group": "head",
+            "phase": "Ready",
+            "address": "",
+            "pid": 7,
+            "reason": "",
+            "tasks": None,
+        }
     ]
 
 
