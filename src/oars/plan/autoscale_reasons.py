@@ -38,9 +38,8 @@ def explain(facts: Facts, policy: Autoscale) -> Reason:
         return "Fixed", "This group is not autoscaled."
     if facts.blocked is not None:
         why = facts.blocked or "its workers did not start"
-        if not facts.need and not facts.target:
-            return "Blocked", f"No worker is needed now. At most one will be started at first, because {why}."
-        return "Blocked", f"{_work(facts)} No more workers are added than one that waits, because {why}."
+        work = _work(facts) if facts.need else "No worker is needed now."
+        return "Blocked", f"{work} No more workers are added than one that waits, because {why}."
     if facts.target != facts.before:
         return _change(facts, policy)
     if facts.need > facts.target:
