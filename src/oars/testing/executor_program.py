@@ -423,7 +423,8 @@ def check_submit_that_races_with_shutdown_is_settled() -> None:
         ex.shutdown(wait=number == 0, cancel_futures=True)
         for thread in threads:
             thread.join(LIMIT)
-        assert all(future.cancelled() or future.result(LIMIT) == 1 for future in futures)
+        wait(futures, LIMIT)
+        assert all(future.cancelled() or future.result(0) == 1 for future in futures)
         ex.shutdown()
 
 
