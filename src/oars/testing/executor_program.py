@@ -423,8 +423,9 @@ def check_submit_that_races_with_shutdown_is_settled() -> None:
         ex.shutdown(wait=number == 0, cancel_futures=True)
         for thread in threads:
             thread.join(LIMIT)
-        wait(futures, LIMIT)
-        assert all(future.cancelled() or future.result(0) == 1 for future in futures)
+        for future in futures:
+            with contextlib.suppress(CancelledError):  # by the shutdown, perhaps only now
+                assert future.result(LIMIT) == 1
         ex.shutdown()
 
 
