@@ -84,7 +84,8 @@ class Recording:
 
     def svg(self) -> str:
         """A picture in which each line appears at its time; where nothing moves, all are there."""
-        lines = self.lines()
+        console = Console(width=COLUMNS)
+        lines = [(at, part) for at, line in self.lines() for part in Text.from_ansi(line).wrap(console, COLUMNS)]
         width, height = COLUMNS * _CHARACTER + 2 * _MARGIN, len(lines) * _LINE + 2 * _MARGIN
         drawn = "".join(
             f'<text y="{_MARGIN + _LINE * (row + 0.75):.0f}" style="animation-delay:{at:.2f}s">{_spans(line)}</text>\n'
@@ -100,9 +101,9 @@ class Recording:
         )
 
 
-def _spans(line: str) -> str:
+def _spans(line: Text) -> str:
     parts = []
-    for segment in Text.from_ansi(line).render(Console(width=10 * COLUMNS)):
+    for segment in line.render(Console(width=10 * COLUMNS)):
         color = segment.style.color if segment.style else None
         fill = _FILLS.get(_NUMBERS.get(color.number, "") if color and color.number is not None else "")
         text = escape(segment.text.rstrip("\n"))
