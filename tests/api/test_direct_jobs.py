@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -53,6 +55,22 @@ def submit(jobs: Jobs, tmp_path: Path) -> Iterator[Submit]:
         print(each.communicate(timeout=60)[0])  # noqa: T201 (shown by pytest with a failed test)
 
 
+@pytest.fixture
+def oars(jobs: Jobs, tmp_path: Path) -> Callable[..., Any]:
+    """Run `oars jobs` as another client would; its output as JSON. code: the expected exit code."""
+    env = {**os.environ, "KUBECONFIG": str(jobs.kube.kubeconfig), "OARS_STATE_DIR": str(tmp_path / "other")}
+
+    def call(verb: str, *words: str, code: int = 0) -> Any:
+        options = ["-n", jobs.kube.namespace, *([] if verb == "rm" else ["-o", "json"])]
+        done = subprocess.run(
+            [OARS, "jobs", verb, *words, *options], env=env, capture_output=True, text=True, timeout=SECONDS
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return json.loads(done.stdout or "null")
+
+    return call
+
+
 def clusters(jobs: Jobs) -> list[str]:
     return jobs.stage.left()
 
@@ -82,6 +100,24 @@ def test_interrupted_command_cancels_the_job(jobs: Jobs, submit: Submit) -> None
     jobs.run_driver("stop")
     command.send_signal(signal.SIGINT)
     assert command.wait(SECONDS) == 130
+    until("nothing is left", lambda: not clusters(jobs), SECONDS)
+
+
+def test_other_clients_see_and_cancel_the_job_of_a_command(
+    jobs: Jobs, submit: Submit, oars: Callable[..., Any]
+) -> None:
+    command = submit("shared")
+    jobs.run_driver("shared")
+    until("others see that it runs", lambda: [each["state"] for each in oars("ls")] == ["Running"], SECONDS)
+    assert oars("why", "shared") == []
+    refused = submit("shared")
+    assert refused.wait(SECONDS) != 0
+    assert refused.stdout is not None and "Job 'shared' exists already" in refused.stdout.read()
+    assert oars("cancel", "shared")["state"] == "Cancelled"
+    assert command.wait(SECONDS) == 130
+    assert oars("wait", "shared", code=130)["attempts"][0]["outcome"] == "Stopped"
+    oars("rm", "shared")
+    assert oars("ls") == []
     until("nothing is left", lambda: not clusters(jobs), SECONDS)
 
 

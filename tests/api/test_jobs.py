@@ -1,11 +1,16 @@
-"""ComputeJobs on a real control plane with simulated pods: the operator creates a cluster and a driver per attempt."""
+"""ComputeJobs on a real control plane with simulated pods: the operator creates a cluster and a driver per attempt.
+
+Set OARS_FIGURES to a directory to store there what became of the jobs while operators were killed."""
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +26,7 @@ from oars.spec.job import JOB_KIND
 
 Operators = Callable[..., Operator]
 SECONDS = 200
+KILLS = 5
 
 
 class Jobs:
@@ -78,7 +84,9 @@ class Jobs:
 
     def end_driver(self, name: str, attempt: int, code: int) -> None:
         """The driver's pod ends with this exit code."""
-        pod = self.run_driver(name, attempt)
+        self.end_pod(self.run_driver(name, attempt), code)
+
+    def end_pod(self, pod: Object, code: int) -> None:
         ended = {"terminated": {"exitCode": code, "finishedAt": _now()}}
         self._play(pod, "Succeeded" if code == 0 else "Failed", ended)
 
@@ -283,12 +291,14 @@ def test_schedule_runs_jobs_that_it_owns(jobs: Jobs, operators: Operators) -> No
 
 
 class Starts(threading.Thread):
-    """The uids of all driver pods that ever existed, by job and attempt."""
+    """The uids of all driver pods that ever existed, by job and attempt. The drivers of the jobs in `failing` have no
+    node: here they end, with exit code 1 in the first attempt and 0 later."""
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Jobs, failing: set[str]) -> None:
         super().__init__(daemon=True)
         self.uids: dict[tuple[str, str], set[str]] = {}
         self._jobs = jobs
+        self._failing = failing
         self._is_over = threading.Event()
 
     def run(self) -> None:
@@ -298,7 +308,14 @@ class Starts(threading.Thread):
     def look(self) -> None:
         for pod in self._jobs.kube.pods(names.JOB):
             labels = pod["metadata"]["labels"]
-            self.uids.setdefault((labels[names.JOB], labels[names.ATTEMPT]), set()).add(pod["metadata"]["uid"])
+            job, attempt = labels[names.JOB], labels[names.ATTEMPT]
+            self.uids.setdefault((job, attempt), set()).add(pod["metadata"]["uid"])
+            if job in self._failing and pod["status"].get("phase") == "Pending":
+                try:
+                    self._jobs.end_pod(pod, 1 if attempt == "1" else 0)
+                except ApiError as error:
+                    if error.status != 404:  # deleted meanwhile
+                        raise
 
     def stop(self) -> None:
         self._is_over.set()
@@ -308,12 +325,16 @@ class Starts(threading.Thread):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.long)])
 def test_killed_operators_run_each_job_once(jobs: Jobs, operators: Operators, count: int) -> None:
-    """All are submitted at once. The operator is killed five times meanwhile."""
+    """All are submitted at once, and the first attempt of every third one fails. The operator is killed five times
+    meanwhile."""
+    began = time.monotonic()
     current = operators(lease=SHORT_LEASE, identity="first")
     cluster = resource("any", group(replicas=0))["spec"]
+    failing = {f"many-{number}" for number in range(0, count, 3)}
     for number in range(count):
-        jobs.create(f"many-{number}", cluster=cluster, driver={"pod": PLAYED})
-    starts = Starts(jobs)
+        driver = {} if f"many-{number}" in failing else {"driver": {"pod": PLAYED}}
+        jobs.create(f"many-{number}", cluster=cluster, retries=1, backoff={"first": "0.1s"}, **driver)
+    starts = Starts(jobs, failing)
     starts.start()
 
     def has_final(least: int) -> bool:
@@ -324,8 +345,8 @@ def test_killed_operators_run_each_job_once(jobs: Jobs, operators: Operators, co
         return [each for each in listed if (each.get("status") or {}).get("completionTime")]
 
     try:
-        for kill in range(5):
-            until("some are final", partial(has_final, count * kill // 6), SECONDS)
+        for kill in range(KILLS):
+            until("some are final", partial(has_final, count * kill // (KILLS + 1)), SECONDS)
             current.kill()
             current = operators(lease=SHORT_LEASE, identity=f"next-{kill}")
         until("all are final", partial(has_final, count), SECONDS)
@@ -333,4 +354,13 @@ def test_killed_operators_run_each_job_once(jobs: Jobs, operators: Operators, co
     finally:
         starts.stop()
     assert {each["status"]["state"] for each in final()} == {"Succeeded"}
-    assert {key: len(uids) for key, uids in starts.uids.items()} == {(f"many-{n}", "1"): 1 for n in range(count)}
+    assert {
+        each["metadata"]["name"]: [attempt["exitCode"] for attempt in each["status"]["attempts"]] for each in final()
+    } == {name: [1, 0] if name in failing else [0] for name in (f"many-{number}" for number in range(count))}
+    expected = [(f"many-{number}", "1") for number in range(count)] + [(name, "2") for name in failing]
+    assert {key: len(uids) for key, uids in starts.uids.items()} == dict.fromkeys(expected, 1)
+    if folder := os.environ.get("OARS_FIGURES"):
+        found = {"jobs": count, "kills": KILLS, "retried": len(failing), "drivers": len(starts.uids)}
+        found["twice"] = sum(len(uids) > 1 for uids in starts.uids.values())
+        found["seconds"] = round(time.monotonic() - began)
+        (Path(folder) / "jobs.json").write_text(json.dumps(found))
