@@ -88,7 +88,7 @@ def test_life_cycle_from_up_to_down() -> None:
     assert list(found) == [*fields, "mode", "namespace", "expires", "host", "created"]
     assert found["groups"] == [{"name": "default", "wanted": 2, "ready": 2}]
     assert [member["id"] for member in found["members"]] == ["head", "worker-0", "worker-1"]
-    assert set(found["members"][0]) == {"id", "role", "group", "phase", "address", "pid", "reason"}
+    assert set(found["members"][0]) == {"id", "role", "group", "phase", "address", "pid", "reason", "tasks"}
     listed = json.loads(oars("ls", "-o", "json").stdout)
     assert listed == [{key: value for key, value in found.items() if key != "members"}]
     assert "Workers:   4/4 ready" in oars("scale", "demo", "4").stdout
