@@ -1,4 +1,4 @@
-"""Jobs on Kubernetes with real pods: submitted from the command line, run by the operator."""
+"""Jobs on Kubernetes with real pods: submitted from the command line, run by the operator or by the command."""
 
 from __future__ import annotations
 
@@ -48,6 +48,71 @@ while not os.path.exists("/tmp/end"):
 print("end")
 """
 CUTS = 20
+# Ends with exit code 3 when the test wants it.
+END_BADLY = """
+import os, time
+print("started", flush=True)
+while not os.path.exists("/tmp/end"):
+    time.sleep(0.1)
+print("ended")
+raise SystemExit(3)
+"""
+WAIT = ("python", "-c", "import time; time.sleep(600)")
+# As KubeRay's sample: an actor, the code in a ConfigMap, and a variable of the runtime environment.
+COUNTER = """
+import os, ray
+ray.init()
+@ray.remote
+class Counter:
+    def __init__(self):
+        self.name, self.counter = os.environ["counter_name"], 0
+    def inc(self):
+        self.counter += 1
+    def get(self):
+        return f"{self.name} got {self.counter}"
+counter = Counter.remote()
+for _ in range(5):
+    ray.get(counter.inc.remote())
+    print(ray.get(counter.get.remote()))
+"""
+REQUESTS = {"requests": {"cpu": "300m"}, "limits": {"memory": "1Gi"}}
+
+
+def container(name: str, image: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "image": image, "resources": REQUESTS, **more}
+
+
+def pod(found: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [found], **more}}
+
+
+def ray_job(image: str) -> dict[str, Any]:
+    code = {"name": "code", "configMap": {"name": "code", "items": [{"key": "code.py", "path": "sample.py"}]}}
+    mount = {"mountPath": "/home/ray/samples", "name": "code"}
+    head = pod(container("ray-head", image, volumeMounts=[mount]), volumes=[code])
+    group = {"groupName": "small-group", "replicas": 1, "rayStartParams": {}}
+    cluster = {
+        "rayVersion": "2.52.0",
+        "headGroupSpec": {"rayStartParams": {}, "template": head},
+        "workerGroupSpecs": [{**group, "template": pod(container("ray-worker", image))}],
+    }
+    spec = {"entrypoint": "python /home/ray/samples/sample.py", "shutdownAfterJobFinishes": True}
+    spec |= {"runtimeEnvYAML": "env_vars: {counter_name: test_counter}", "rayClusterSpec": cluster}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "rayjob"}, "spec": spec}
+
+
+def dask_job(image: str) -> dict[str, Any]:
+    code = "from dask.distributed import Client; print(Client().submit(sum, (20, 22)).result())"
+    runner = pod(container("job", image, args=["python", "-c", code]))["spec"]
+    worker = pod(container("worker", image, args=["dask-worker", "--name", "$(DASK_WORKER_NAME)"]))["spec"]
+    service = {"type": "ClusterIP", "ports": [{"name": "tcp-comm", "port": 8786}]}
+    scheduler = pod(container("scheduler", image, args=["dask-scheduler"]))
+    cluster = {"worker": {"replicas": 1, "spec": worker}, "scheduler": {**scheduler, "service": service}}
+    spec = {"job": {"spec": {**runner, "restartPolicy": "OnFailure"}}, "cluster": {"spec": cluster}}
+    return {"apiVersion": "kubernetes.dask.org/v1", "kind": "DaskJob", "metadata": {"name": "daskjob"}, "spec": spec}
+
+
+MANIFESTS = {"ray": (ray_job, [f"test_counter got {n}" for n in range(1, 6)]), "dask": (dask_job, ["42"])}
 
 
 @pytest.fixture
@@ -59,6 +124,12 @@ def oars(home: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
 def status(oars: Line, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(oars("jobs", "status", name, *oars.at, "-o", "json").stdout)
     return found
+
+
+def state(oars: Line, name: str) -> str:
+    """The state of a job; empty: there is none."""
+    listed = json.loads(oars("jobs", "ls", *oars.at, "-o", "json").stdout)
+    return next((str(each["state"]) for each in listed if each["name"] == name), "")
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -142,3 +213,73 @@ class TestJobs:
         assert proxy.count(subresource="log") > CUTS
         assert oars("jobs", "logs", "cut", *oars.at).stdout == shown.text
         oars("jobs", "rm", "cut", *oars.at)
+
+    def test_other_clients_follow_a_job_without_an_operator(self, oars: Line, home: Kube, tmp_path: Path) -> None:
+        (tmp_path / "job.py").write_text(END_BADLY)
+        options = ["--engine", "dask", "--image", home.image("dask"), "--name", "alone", *SMALL[:4], *oars.at]
+        options += ["--set", "cluster.head.cpu=0.3", "--set", "cluster.head.memory=512Mi", "--set", "driver.cpu=0.2"]
+        command = oars.begin("submit", *options, "--mode", "direct", "--", "python", "job.py")
+        wait_until(lambda: command.poll() is not None or state(oars, "alone") == "Running")
+        wait_until(lambda: oars("jobs", "logs", "alone", *oars.at).stdout == "started\n")
+        home.kubectl("exec", "job/alone-1", "-c", "driver", "--", "touch", "/tmp/end")
+        output, errors = command.communicate(timeout=240)
+        assert (command.returncode, output) == (3, "started\nended\n"), errors
+        oars("jobs", "wait", "alone", *oars.at, code=3)
+        assert oars("jobs", "logs", "alone", *oars.at).stdout == output, "though its pod is gone"
+        oars("jobs", "rm", "alone", *oars.at)
+        assert state(oars, "alone") == ""
+
+    @pytest.mark.parametrize("target", ["existing", pytest.param("own", marks=pytest.mark.long)])
+    def test_suspend_resume_cancel_deadlines_and_ttl(self, oars: Line, home: Kube, target: str) -> None:
+        image = ("--engine", "dask", "--image", home.image("dask"))
+        where = [*image, *SMALL[:4], "--set", "cluster.head.cpu=0.3", "--set", "cluster.head.memory=512Mi"]
+        if target == "existing":
+            oars("up", "shared", *image, *SMALL, *oars.at, "--workers", "0")
+            where = ["--cluster", "shared"]
+
+        def submit(name: str, *limits: str) -> None:
+            options = [word for limit in (*limits, "driver.cpu=0.1") for word in ("--set", limit)]
+            oars("submit", "--name", name, *where, *options, "--working-dir", "", *oars.at, "--detach", "--", *WAIT)
+
+        submit("walk")
+        submit("late", "attemptDeadline=3s")
+        wait_until(lambda: state(oars, "walk") == "Running")
+        oars("jobs", "suspend", "walk", *oars.at)
+        wait_until(lambda: state(oars, "walk") == "Suspended")
+        wait_until(lambda: not home.pods("oars.dev/job=walk"))
+        oars("jobs", "resume", "walk", *oars.at)
+        wait_until(lambda: state(oars, "late") == "Failed")
+        assert status(oars, "late")["reason"] == "AttemptDeadlineExceeded"
+        home.kubectl("patch", "computejob", "late", "--type", "merge", "-p", '{"spec":{"ttlAfterFinished":"1s"}}')
+        submit("due", "deadline=6s")
+        wait_until(lambda: (found := status(oars, "walk"))["attempt"] == 2 and found["state"] == "Running")
+        oars("jobs", "cancel", "walk", *oars.at)
+        attempts = status(oars, "walk")["attempts"]
+        assert [(each["outcome"], each["reason"]) for each in attempts] == [
+            ("Stopped", "Suspended"),
+            ("Stopped", "Cancelled"),
+        ]
+        wait_until(lambda: state(oars, "due") == "Failed")
+        assert status(oars, "due")["reason"] == "DeadlineExceeded"
+        wait_until(lambda: state(oars, "late") == "")
+        oars("jobs", "rm", "walk", "due", *oars.at)
+        if target == "existing":
+            oars("down", "shared", *oars.at)
+
+    @pytest.mark.parametrize("engine", ["ray", pytest.param("dask", marks=pytest.mark.long)])
+    def test_job_of_another_project_runs_to_its_end(self, oars: Line, home: Kube, tmp_path: Path, engine: str) -> None:
+        make, lines = MANIFESTS[engine]
+        manifest = make(home.image(engine))
+        file, code, name = tmp_path / "job.json", tmp_path / "code.py", manifest["metadata"]["name"]
+        file.write_text(json.dumps(manifest))
+        code.write_text(COUNTER)
+        home.kubectl("create", "configmap", "code", f"--from-file={code}")
+        command = oars.begin("submit", "-f", str(file), "--working-dir", "", *oars.at)
+        output, errors = command.communicate(timeout=400)
+        assert command.returncode == 0, errors
+        assert [line for line in output.splitlines() if line in lines] == lines, errors
+        found = status(oars, name)
+        assert (found["state"], found["exit_code"], found["engine"]) == ("Succeeded", 0, engine)
+        wait_until(lambda: not home.pods(f"oars.dev/cluster={name}-1"))
+        oars("jobs", "rm", name, *oars.at)
+        home.kubectl("delete", "configmap", "code")
