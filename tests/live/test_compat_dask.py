@@ -135,7 +135,7 @@ def test_worker_that_cannot_connect_ends_after_its_death_timeout(tmp_path: Path,
     """One whose scheduler is killed, and one that never finds a scheduler."""
     machine = Machine(tmp_path)
     machines.append(machine)
-    left = machine.worker("demo-a", death_timeout=3)
+    left = machine.worker("demo-a", death_timeout=20)  # it must connect within that on a busy machine
     with Client(machine.address) as client:
         client.wait_for_workers(1, 60)
     machine.scheduler.kill()
