@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
-from oars import Cluster
+from oars import Cluster, engines
+from oars.base.settings import Settings
+from oars.engines.mars import launch
+from oars.envs.build import Environments
 from oars.places.local.process import all_pids, environment_of
 from oars.spec.load import build
 from oars.testing.driver import DriverProgram, run_driver
@@ -286,7 +290,25 @@ def session_of(pid: int) -> int | None:
         return None
 
 
+def handles_sigterm(pid: int) -> bool:
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return bool(int(lines["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 class TestMembers:
+    @both
+    def test_worker_that_starts_ends_at_sigterm(self, distribution: str, tmp_path: Path) -> None:
+        """The first process of a container ignores SIGTERM until it handles it. There is nothing to hand over yet."""
+        spec = build({"engine": "mars", "mars": {"distribution": distribution}}).spec
+        environments = Environments(Settings.from_environ(os.environ).cache_dir)
+        python = environments.prepare("mars", engines.get("mars").needs(spec), (), lambda _: None).python
+        words = [distribution, "worker", "worker-1", str(tmp_path), "--joined", "127.0.0.1:1", "-e", "127.0.0.1:1"]
+        env = {**os.environ, "OARS_HAND_OVER": "1", "OARS_MARS_ADDRESS": "http://127.0.0.1:1"}
+        with subprocess.Popen([str(python), launch.__file__, "--", *words, "-s", "127.0.0.1:1"], env=env) as worker:
+            until(lambda: handles_sigterm(worker.pid))
+            worker.send_signal(signal.SIGTERM)
+            assert worker.wait(10) == 128 + signal.SIGTERM
+
     @both
     def test_successful_start_has_clean_logs_and_independent_workers(
         self, distribution: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,8 +9,8 @@ Differences from Mars' own command:
 - Shared memory, semaphores and sockets are named "oars-TAG-…" or are in DIRECTORY, so that they can be found and
   removed after the process was killed.
 - Shared memory has a size. Without one Mars takes it for endless and never spills.
-- SIGTERM ends it as cleanly as SIGINT. A worker with OARS_HAND_OVER in its environment, as pods have it, first asks the
-  supervisor to move what it holds.
+- SIGTERM ends it at once while it starts, also as the first process of a container, and later as cleanly as SIGINT. A
+  worker with OARS_HAND_OVER in its environment, as pods have it, first asks the supervisor to move what it holds.
 - A worker waits for its supervisor. pymars never finds one that starts later.
 - A worker exits when its supervisor does. Mars' own would wait forever and never find the next supervisor.
 - HOST:PORT accepts connections once the worker has joined. The worker's own ports are open long before.
@@ -58,6 +58,7 @@ PARTS = {
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     distribution, role, identity, directory, *arguments = sys.argv[sys.argv.index("--") + 1 :]
     sys.argv = [f"{distribution}-{role}", identity, *arguments]  # Mars reports it to the supervisor
     parts = PARTS[distribution]
@@ -76,10 +77,7 @@ def main() -> None:
     wrap_sub_pools(importlib.import_module(parts["pool"]), parts)  # noqa: TID251
     fork_server(short_path(directory))
     reset_after_fork(parts)
-    if role == "worker" and os.environ.get("OARS_HAND_OVER"):
-        address = arguments[arguments.index("-e") + 1]
-        signal.signal(signal.SIGTERM, lambda *_: end_drained(address))
-    else:
+    if role == "supervisor":
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     deploy = part(parts["mars"], f"deploy.oscar.{role}")
     command = deploy.SupervisorCommandRunner() if role == "supervisor" else worker_command(deploy, parts, joined)
@@ -220,6 +218,7 @@ def worker_command(deploy: Any, parts: dict[str, str], joined: str) -> Any:
     class Worker(deploy.WorkerCommandRunner):  # type: ignore[misc]
         async def start_services(self) -> Any:
             await wait_for_supervisor(parts, self.args.supervisors)
+            signal.signal(signal.SIGTERM, lambda *_: end_worker(self.args.endpoint))
             threading.Thread(target=exit_with_supervisor, args=(self.args.supervisors,), daemon=True).start()
             services = await super().start_services()
             host, _, port = joined.rpartition(":")  # accepts connections now that the worker has joined
@@ -227,6 +226,13 @@ def worker_command(deploy: Any, parts: dict[str, str], joined: str) -> Any:
             return services
 
     return Worker()
+
+
+def end_worker(address: str) -> None:
+    if os.environ.get("OARS_HAND_OVER"):
+        end_drained(address)
+    else:
+        signal.raise_signal(signal.SIGINT)
 
 
 def end_drained(worker: str) -> None:
