@@ -3,8 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 # Extra pytest options. `make test-all` sets it to include the tests marked `long`.
 SELECT ?=
+# A failed test runs once more, at most five of a suite. The report shows what failed; RERUNS= turns this off.
+RERUNS ?= --reruns 1 --max-suite-reruns 5 --rerun-show-tracebacks
 # Suites run in parallel, so each has its own cache directory: $(call pytest,SUITE,OPTIONS)
-pytest = $(BIN)/python -m pytest tests/$(1) -o cache_dir=.pytest_cache/$(1) $(SELECT) $(2)
+pytest = $(BIN)/python -m pytest tests/$(1) -o cache_dir=.pytest_cache/$(1) $(SELECT) $(RERUNS) $(2)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup chromium screenshots demo test test-all check unit simulation envs contract live lab lab-build lab-test api e2e lab-and-api bench docs site clean
@@ -37,7 +39,7 @@ unit: setup ## unit tests
 
 simulation: export OARS_SEEDS ?= 1000
 simulation: setup ## simulated histories of users and faults against the real operator and clients
-	$(call pytest,simulation)
+	$(call pytest,simulation,--reruns 0)
 
 envs: setup ## build the engine environments that the tests need and .venv does not contain
 	$(BIN)/oars env build --engine mars
