@@ -310,8 +310,9 @@ class TestHandOver:
         async def story(scheduler: Scheduler, client: Client) -> None:
             dask_helper.dask_setup(scheduler)
             async with worker_process(scheduler, "evicted", OARS_HAND_OVER="1") as process:
-                client.submit(wait_for, "never", workers=["evicted"], key="endless")
+                endless = client.submit(wait_for, "never", workers=["evicted"], key="endless")
                 await until(lambda: any(ws.processing for ws in scheduler.workers.values()))
+                assert not endless.done()
                 await scheduler.close()
                 process.terminate()
                 async with asyncio.timeout(15):
