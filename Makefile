@@ -49,10 +49,8 @@ contract: envs ## run the contracts of oars.testing against each engine and each
 	$(call pytest,contract)
 
 # The screenshots of the documentation need a browser.
-chromium:
-	@command -v chromium >/dev/null || { [ $$(id -u) = 0 ] && command -v apt-get >/dev/null && \
-	  { apt-get -qq -o DPkg::Lock::Timeout=300 update; \
-	    apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; }; } || \
+chromium: setup
+	@command -v chromium >/dev/null || $(BIN)/python -m lab packages chromium fonts-dejavu-core || \
 	  echo "chromium is missing: install it, or the test of the screenshots is skipped" >&2
 
 screenshots: setup chromium ## take the pictures of the documentation

@@ -1,4 +1,4 @@
-"""The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|image|build|doctor."""
+"""The command line: python -m lab up|down|status|reset|logs|kubectl|kubeconfig|images|image|build|doctor|packages."""
 
 # ruff: noqa: T201 - a command-line program prints
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lab import build, needs, settings
+from lab import apt, build, needs, settings
 from lab.cluster import Lab
 from lab.errors import LabError
 
@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("-n", "--lines", type=int, default=20)
     commands.add_parser("kubectl", help="run kubectl against this lab")
     commands.add_parser("build", help="build the programs and images that are not cached; start nothing")
+    packages = commands.add_parser("packages", help="install Debian packages")
+    packages.add_argument("names", nargs="+")
     images = commands.add_parser("images", help="build and import the images; print their references")
     images.add_argument("names", nargs="*")
     image = commands.add_parser("image", help="build one image, as `docker build` does, and import it")
@@ -135,6 +137,11 @@ def _build(lab: Lab, _: argparse.Namespace) -> int:
     return 0
 
 
+def _packages(_: Lab, words: argparse.Namespace) -> int:
+    apt.install(words.names)
+    return 0
+
+
 def _images(lab: Lab, words: argparse.Namespace) -> int:
     from lab.images import catalogue
 
@@ -163,6 +170,7 @@ COMMANDS: dict[str, Callable[[Lab, argparse.Namespace], int]] = {
     "image": _image,
     "images": _images,
     "build": _build,
+    "packages": _packages,
 }
 
 if __name__ == "__main__":

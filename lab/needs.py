@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from lab import apt
 from lab.errors import LabError, Unavailable
 from lab.run import run
 
@@ -64,11 +65,8 @@ def install(built: bool, say: Callable[[str], None]) -> None:
     if not packages:
         return
     say(f"installing {' '.join(packages)}")
-    os.environ.setdefault("DEBIAN_FRONTEND", "noninteractive")
-    get = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     try:
-        run([*get, "update"], 600)
-        run([*get, "install", "--no-install-recommends", "-y", *packages], 900)
+        apt.install(packages)
     except LabError as failure:
         raise Unavailable(
             f"Installing the Debian packages {' '.join(packages)}, which the lab needs, failed: {failure}"

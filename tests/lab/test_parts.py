@@ -14,7 +14,7 @@ from lab.errors import LabError, Timeout, Unavailable
 from lab.images import archive, catalogue, layers
 from lab.wait import until
 
-from lab import cache, files, harm, needs, network, process, settings
+from lab import apt, cache, files, harm, needs, network, process, settings
 
 
 def test_wait_times_out() -> None:
@@ -120,6 +120,32 @@ def test_lab_is_unavailable_if_packages_cannot_be_installed(tmp_path: Path, monk
     monkeypatch.setattr(needs, "PROGRAMS", {"unheard-of": "package-of-it"})
     with pytest.raises(Unavailable, match=r"Debian packages package-of-it.*failed.*E: no network"):
         needs.install(True, lambda _: None)
+
+
+@pytest.mark.parametrize(("seconds", "installed"), [(60, True), (0, False)])
+def test_installation_waits_for_another_apt_get(
+    seconds: float, installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the package lists, for which apt-get has no timeout, is held twice."""
+    (tmp_path / "apt-get").write_text(
+        f"""#!/bin/sh
+        echo "$*" >> {tmp_path}/calls
+        case "$*" in *update*)
+            if [ $(grep -c update {tmp_path}/calls) -le 2 ]; then
+                echo "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)" >&2; exit 100
+            fi
+        esac
+        """
+    )
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if installed:
+        apt.install(["hello"], seconds)
+    else:
+        with pytest.raises(LabError, match="Could not get lock"):
+            apt.install(["hello"], seconds)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[-1] for call in calls] == (["update"] * 3 + ["hello"] if installed else ["update"])
 
 
 @pytest.fixture
