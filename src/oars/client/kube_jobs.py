@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from oars.base.errors import Denied, NotFound, OarsError, UsageError
+from oars.base.log import get_logger, pairs
 from oars.base.settings import Settings
 from oars.client import operator_client, pod_logs
 from oars.client.backend import Location, LogOptions, Progress, ignore
@@ -37,6 +38,8 @@ FILES_LIMIT = 64 * 2**20  # bytes of files
 ARCHIVE_LIMIT = 8 * 2**20  # bytes of the packed archive
 POLL_SECONDS = 0.5  # how often the status is read
 COMPARED_LINES = 100  # by which the place is found in the kept log where a connection was cut
+
+log = get_logger(__name__)
 
 
 class KubeJobs:
@@ -103,9 +106,21 @@ class KubeJobs:
         )
 
     async def _send(self, archive: Archive, job: Object, progress: Progress) -> None:
+        """Send the files of a new job. If that fails, delete the job: its driver would wait for them."""
         owner = {key: job[key] for key in ("apiVersion", "kind")}
         owner |= {key: job["metadata"][key] for key in ("name", "uid")}
-        await send_files(self.backend.client, archive, owner, job["metadata"]["namespace"], progress)
+        try:
+            await send_files(self.backend.client, archive, owner, job["metadata"]["namespace"], progress)
+        except BaseException:  # Ctrl-C too
+            await self._take_back(job["metadata"])
+            raise
+
+    async def _take_back(self, metadata: Object) -> None:
+        name, namespace, uid = (metadata[key] for key in ("name", "namespace", "uid"))
+        try:
+            await self.backend.client.delete(COMPUTE_JOB, name, namespace, propagation="Foreground", uid=uid)
+        except OarsError as error:
+            log.warning(pairs("a job without its files is left", job=name, namespace=namespace, error=error.message))
 
     def job(self, name: str) -> KubeJobHandle:
         return KubeJobHandle(self, name, self.backend.namespace)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from oars.base.errors import SpecError, UsageError
+from oars.base.errors import OarsError, SpecError, UsageError
 from oars.client import kube_jobs, pod_logs
 from oars.client.archive import Archive, pack
 from oars.client.kube_jobs import KubeJobHandle, KubeJobs, lines_after
@@ -71,6 +71,12 @@ class Api:
         self.objects[kind.plural, name] = merged(self.objects[kind.plural, name], body)
         return self.objects[kind.plural, name]
 
+    async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str, **options: Any) -> bool:
+        if self.objects[kind.plural, name]["metadata"]["uid"] != uid:
+            raise ApiError(409, {"reason": "Conflict"})
+        del self.objects[kind.plural, name]
+        return True
+
     def owners(self) -> Sequence[Sequence[str]]:
         found = [obj for (plural, _), obj in self.objects.items() if plural == "configmaps"]
         return [[owner["name"] for owner in obj["metadata"]["ownerReferences"]] for obj in found]
@@ -107,6 +113,48 @@ def test_jobs_with_equal_files_share_them_and_send_them_once(api: Api, archive: 
     submit(api, "second", archive)
     assert api.owners() == [["first", "second"]]
     assert api.sent - sent < len(archive.data)
+
+
+class Refusing(Api):
+    """Answers the request to store files with an error, or not at all: the user then presses Ctrl-C."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    async def create(self, obj: Object) -> Object:
+        if obj["kind"] == "ConfigMap":
+            raise self.error
+        return await super().create(obj)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(403, {"message": "exceeded quota: files"}),
+        ApiError(413, {}),
+        Unreachable("The connection was cut."),
+        asyncio.CancelledError(),
+    ],
+)
+def test_job_whose_files_cannot_be_sent_is_deleted(error: BaseException, archive: Archive) -> None:
+    api = Refusing(error)
+    with pytest.raises((OarsError, asyncio.CancelledError)):
+        submit(api, "train", archive)
+    assert not api.objects
+
+
+def test_another_job_that_has_taken_the_name_stays(archive: Archive) -> None:
+    class Replacing(Refusing):
+        async def create(self, obj: Object) -> Object:
+            if obj["kind"] == "ConfigMap":
+                self.objects["computejobs", "train"] = {"metadata": {"uid": "of another job"}}
+            return await super().create(obj)
+
+    api = Replacing(Unreachable("The connection was cut."))
+    with pytest.raises(Unreachable):
+        submit(api, "train", archive)
+    assert list(api.objects) == [("computejobs", "train")]
 
 
 def test_packed_files_that_are_too_large_are_named(api: Api, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
