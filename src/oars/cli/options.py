@@ -52,31 +52,40 @@ container_option = click.option(
 _NAMESPACE = click.option(
     "-n", "--namespace", metavar="NAME", help="Kubernetes: the namespace. Default: that of the context."
 )
-_MODE = click.option(
-    "--mode",
-    type=click.Choice(("operator", "direct")),
-    help="Kubernetes: who reconciles the cluster. Default: the operator if one watches the namespace.",
-)
-_SPEC = (
-    click.option(
-        "-f", "--file", metavar="FILE", shell_complete=completions.specs, help="A cluster.yaml; - reads stdin."
-    ),
-    click.option(
-        "--engine", metavar="ENGINE", shell_complete=completions.engines, help="dask, ray, mars or a plug-in."
-    ),
-    click.option("--workers", type=click.IntRange(0), metavar="N", help="Number of workers."),
-    click.option("--cpu", metavar="CPU", help="CPUs of each worker, such as 2 or 500m."),
-    click.option("--memory", metavar="SIZE", help="Memory of each worker, such as 4Gi."),
-    click.option("--image", metavar="IMAGE", help="Kubernetes: the image of all pods."),
-    click.option(
-        "--set", "sets", multiple=True, metavar="PATH=VALUE", help="Set any field of the spec: head.cpu=2. Repeatable."
-    ),
-    click.option(
-        "--package", "packages", multiple=True, metavar="PACKAGE", help="Install it beside the engine. Repeatable."
-    ),
-    click.option("--name", "option_name", metavar="NAME", help="The name of the cluster."),
-    click.option("--strict", is_flag=True, help="Fail if a field of another project's file is not honoured."),
-)
+
+
+def _mode(what: str) -> Decorator:
+    help_text = f"Kubernetes: who {what}. Default: the operator if one watches the namespace."
+    return click.option("--mode", type=click.Choice(("operator", "direct")), help=help_text)
+
+
+def _spec(kind: str, file: str, field: str) -> tuple[Decorator, ...]:
+    return (
+        click.option("-f", "--file", metavar="FILE", shell_complete=completions.specs, help=f"{file}; - reads stdin."),
+        click.option(
+            "--engine", metavar="ENGINE", shell_complete=completions.engines, help="dask, ray, mars or a plug-in."
+        ),
+        click.option("--workers", type=click.IntRange(0), metavar="N", help="Number of workers."),
+        click.option("--cpu", metavar="CPU", help="CPUs of each worker, such as 2 or 500m."),
+        click.option("--memory", metavar="SIZE", help="Memory of each worker, such as 4Gi."),
+        click.option("--image", metavar="IMAGE", help="Kubernetes: the image of all pods."),
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="PATH=VALUE",
+            help=f"Set any field of the spec: {field}. Repeatable.",
+        ),
+        click.option(
+            "--package", "packages", multiple=True, metavar="PACKAGE", help="Install it beside the engine. Repeatable."
+        ),
+        click.option("--name", "option_name", metavar="NAME", help=f"The name of the {kind}."),
+        click.option("--strict", is_flag=True, help="Fail if a field of another project's file is not honoured."),
+    )
+
+
+_CLUSTER = _spec("cluster", "A cluster.yaml", "head.cpu=2")
+_JOB = _spec("job", "A job.yaml, or a cluster.yaml with the job's cluster", "cluster.head.cpu=2")
 _OVERRIDES = ("engine", "workers", "cpu", "memory", "image", "packages")
 _KUBERNETES = (
     click.option("--context", metavar="NAME", help="Kubernetes: a context of the kubeconfig."),
@@ -181,8 +190,10 @@ def _make_service(location: Location) -> Service:
 
 # Where a cluster is, passed as `service: Service`; and several choices of options, passed as `options: ClusterOptions`.
 location_options = pass_as("service", _LOCATION, lambda given: _make_service(_take_location(given)))
-render_options = pass_as("options", (*_SPEC, *_KUBERNETES), _take_options)
-image_options = pass_as("options", _SPEC, _take_options)
-diff_options = pass_as("options", (*_SPEC, *_LOCATION), _take_options)
-job_options = pass_as("options", (*_SPEC, *_LOCATION, _MODE), _take_options)
-cluster_options = pass_as("options", (*_SPEC, *_LOCATION, _MODE, timeout_option("2m")), _take_options)
+render_options = pass_as("options", (*_CLUSTER, *_KUBERNETES), _take_options)
+image_options = pass_as("options", _CLUSTER, _take_options)
+diff_options = pass_as("options", (*_CLUSTER, *_LOCATION), _take_options)
+job_options = pass_as("options", (*_JOB, *_LOCATION, _mode("runs the job")), _take_options)
+cluster_options = pass_as(
+    "options", (*_CLUSTER, *_LOCATION, _mode("reconciles the cluster"), timeout_option("2m")), _take_options
+)

@@ -72,6 +72,19 @@ def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith(f"Usage: oars {' '.join(command)}")
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("up", ["A cluster.yaml;", "The name of the cluster.", "spec: head.cpu=2", "who reconciles the cluster"]),
+        ("submit", ["A job.yaml,", "The name of the job.", "spec: cluster.head.cpu=2", "who runs the job"]),
+    ],
+)
+def test_help_tells_clusters_from_jobs(command: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert oars(command, "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert [each for each in expected if each not in text] == []
+
+
 @pytest.mark.parametrize("group", [[], ["operator"], ["env"], ["config"]])
 def test_group_without_a_command_prints_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*group) == 0
