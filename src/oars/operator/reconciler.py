@@ -35,7 +35,6 @@ from oars.spec.status import Gone, Phase, Status
 UNCHECKED = Pause(60.0, limited=True)  # until a refused resource is looked at again: the policy may have changed
 LONGEST = Pause(600.0)
 STANDBY_SECONDS = 1.0  # until a replica whose Lease expired looks again; its elector stops it meanwhile
-REPORT_A_BUG = "This is a bug in Oars; please report it. Check the spec for values of the wrong type."
 
 log = get_logger(__name__)
 
@@ -53,10 +52,6 @@ class Tracked:
 
     def __post_init__(self) -> None:
         self.desired = self.specified
-
-
-class InvalidSpec(Exception):
-    """The spec has no desired state; the exception's cause says why."""
 
 
 class NotAllowed(Exception):
@@ -121,8 +116,10 @@ class ClusterReconciler:
             return None  # until the spec changes
         try:
             tracked = await self._track(key, resource)
-        except InvalidSpec as error:
-            await self._reject(key, resource, error)
+        except SpecError as error:  # the only error that nothing but another spec can remove
+            log.info(pairs("invalid spec", key=key, error=error.message))
+            await self._refuse(key, resource, cause_of(error))
+            self._invalid[key] = _version(resource)
             return None
         except NotAllowed as error:
             await self._refuse(key, resource, error.cause)
@@ -219,8 +216,7 @@ class ClusterReconciler:
         if resource is None or not self._is_leader():
             return
         root = tracked.root if tracked is not None else self._root(key, resource)
-        generation = tracked.desired.generation if tracked is not None else _version(resource)[1]
-        await root.refuse(cause_of(error), generation)
+        await root.refuse(cause_of(error), _version(root.resource)[1])
         await root.publish()
 
     async def _track(self, key: Key, resource: Object) -> Tracked:
@@ -233,8 +229,8 @@ class ClusterReconciler:
             else:
                 tracked.specified = with_requests(tracked.specified, resource)
             return self._settled(key, tracked)
-        desired = await self._desired(key, resource)
         await self._untrack(key)
+        desired = await self._desired(key, resource)
         reach = Reach(self._client, key.namespace, forward=not self._pod_namespace)
         root = self._root(key, resource)
         setting = Setting(
@@ -254,31 +250,16 @@ class ClusterReconciler:
         return ResourceRoot(self._client, source.kind, resource, source.status)
 
     async def _desired(self, key: Key, resource: Object) -> Desired:
+        """Raises SpecError and NotAllowed."""
         source = self._kinds[key.kind]
-        try:
-            desired = replace(source.desired(resource), operator_namespace=self._pod_namespace)
-            restricted = source.restricted(resource)
-        except Exception as error:  # any error caused by a spec is reported, not retried
-            await self._untrack(key)
-            raise InvalidSpec from error
-        if objection := await self._authors.objection(resource, restricted, source.policy):
-            await self._untrack(key)
+        desired = replace(source.desired(resource), operator_namespace=self._pod_namespace)
+        if objection := await self._authors.objection(resource, source.restricted(resource), source.policy):
             raise NotAllowed(objection)
         return desired
 
-    async def _reject(self, key: Key, resource: Object, error: InvalidSpec) -> None:
-        """Report the error in the status, once per version of the spec."""
-        cause = error.__cause__
-        if isinstance(cause, SpecError):
-            message, hint = cause.message, cause.hint
-            log.info(pairs("invalid spec", key=key, error=message))
-        else:
-            message, hint = f"The spec cannot be read ({type(cause).__name__}: {cause}).", REPORT_A_BUG
-            log.error(pairs("unexpected error while reading spec", key=key), exc_info=cause)
-        await self._refuse(key, resource, Cause("InvalidSpec", message, hint))
-        self._invalid[key] = _version(resource)
-
     async def _refuse(self, key: Key, resource: Object, cause: Cause) -> None:
+        """Show in the status why this spec is not acted on."""
+        await self._untrack(key)
         root = self._root(key, resource)
         await root.refuse(cause, _version(resource)[1], Phase.FAILED)
         await root.publish()

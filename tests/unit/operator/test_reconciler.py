@@ -92,17 +92,58 @@ def test_invalid_spec_is_reported_once(spec: dict[str, Any], sentence: str, capl
     assert [status["observedGeneration"] for status in world.statuses] == [1, 2]
 
 
-def test_unexpected_error_while_reading_a_spec_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Object) -> Desired:
-        raise AttributeError("'int' object has no attribute 'get'")
+class Wrong(World):
+    """The desired state of each generation after `good` cannot be built while `error` is set."""
 
-    world = World()
-    world.use([replace(RESOURCE_KINDS[0], desired=broken)])
-    assert world.reconcile() is None and world.reconcile() is None
-    (status,) = world.statuses
-    assert status["reason"] == "InvalidSpec" and "AttributeError: 'int' object" in status["message"]
-    (record,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert record.exc_info is not None, "logged once, with the traceback"
+    def __init__(self, error: Exception, good: int = 0) -> None:
+        super().__init__()
+        self.error: Exception | None = error
+        self.built = 0
+        source = RESOURCE_KINDS[0]
+
+        def desired(resource: Object) -> Desired:
+            self.built += 1
+            if self.error is not None and resource["metadata"]["generation"] > good:
+                raise self.error
+            return source.desired(resource)
+
+        self.use([replace(source, desired=desired)])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(24, "Too many open files"), "PassFailed"),
+        (OarsError("The engine plug-in cannot be loaded."), "PassFailed"),
+        (AttributeError("'int' object has no attribute 'get'"), "InternalError"),
+    ],
+)
+@pytest.mark.parametrize("good", [0, 1], ids=["of a new cluster", "of a running cluster"])
+def test_error_that_is_not_about_the_spec_is_reported_and_tried_again(
+    error: Exception, reason: str, good: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    async def once(_: object, desired: Desired) -> Pause:
+        passes.append(desired.generation)
+        return Pause(1.0)
+
+    monkeypatch.setattr("oars.control.loop.Loop.once", once)
+    world = Wrong(error, good)
+
+    async def story() -> None:
+        if good:
+            assert await world.reconciler.reconcile(KEY) == Pause(1.0)
+            world.edit(replicas=2)
+        await world.failed_pass()
+        await world.failed_pass()
+        world.error = None
+        assert await world.reconciler.reconcile(KEY) == Pause(1.0)
+
+    asyncio.run(story())
+    assert (passes[-1], world.built) == (good + 1, good + 3), "built in each pass until it succeeds"
+    status = world.statuses[-1]
+    assert (status["phase"], status["reason"], status["observedGeneration"]) == ("Pending", reason, good + 1)
 
 
 def test_unchecked_author_is_reported_once_and_checked_again() -> None:
