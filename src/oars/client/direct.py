@@ -277,7 +277,7 @@ class Direct:
     def _failed(self, error: Exception, intent: Intent) -> Report:
         """A report about the present intent, so that clients that wait for it see the cause."""
         cause = cause_of(error)
-        engine = str(intent.spec["engine"])
+        engine = str(intent.spec.get("engine", ""))
         nothing = Status(self._name, engine, "kubernetes", Phase.PENDING, mode="direct", namespace=self._namespace)
         before = self.report.status if self.report else nothing
         return Report(failed(before, cause, intent.generation), (cause,))

@@ -215,16 +215,19 @@ def test_unexpected_error_is_reported_and_reconciliation_goes_on() -> None:
     assert asyncio.run(asyncio.wait_for(body(), 5)) == "InternalError"
 
 
-DAMAGED = [
-    {"cluster.json": ROOT["data"]["cluster.json"][:-1]},  # a brace was lost in `kubectl edit`
-    {"cluster.json": '{"spec": 3}'},
-    {},
-    None,
+UNREADABLE = ("demo-oars cannot be read", "kubectl edit")
+DAMAGED: list[tuple[Object | None, tuple[str, str]]] = [
+    ({"cluster.json": ROOT["data"]["cluster.json"][:-1]}, UNREADABLE),  # a brace was lost in `kubectl edit`
+    ({"cluster.json": '{"spec": 3}'}, UNREADABLE),
+    ({"cluster.json": '{"spec": {}}'}, ("engine", "")),
+    ({"cluster.json": '{"spec": {"engine": 3}}'}, ("engine", "")),
+    ({}, UNREADABLE),
+    (None, UNREADABLE),
 ]
 
 
-@pytest.mark.parametrize("data", DAMAGED)
-def test_damaged_root_is_reported_and_the_cluster_is_kept(data: Object | None) -> None:
+@pytest.mark.parametrize(("data", "expected"), DAMAGED)
+def test_damaged_root_is_reported_and_the_cluster_is_kept(data: Object | None, expected: tuple[str, str]) -> None:
     """The Lease is renewed, or the helper would delete the cluster; when the root is repaired, all goes on."""
     server = Server()
     server.lease["spec"]["holderIdentity"] = ""
@@ -238,7 +241,7 @@ def test_damaged_root_is_reported_and_the_cluster_is_kept(data: Object | None) -
         async for report in direct.watch():
             if report.causes:
                 break
-        assert "demo-oars cannot be read" in report.causes[0].message and "kubectl edit" in report.causes[0].hint
+        assert expected[0] in report.causes[0].message and expected[1] in report.causes[0].hint
         assert direct._elector.is_leader and server.lease["spec"]["holderIdentity"] == "me"
         server.tell(CONFIG_MAP, "MODIFIED", {**ROOT, "metadata": {**metadata, "resourceVersion": "3"}})
         await direct.passes.get()
