@@ -145,8 +145,10 @@ def _with_names(
         own = {"name": container}
         containers.insert(0, own)
     plain = {**_variables(resource), "MARS_CLUSTER_DETAIL": _detail(resource, role, member)}
-    others = [each for each in own.get("env") or () if each.get("name") not in {*plain, *FROM_POD}]
-    own["env"] = [*others, *({"name": key, "valueFrom": source} for key, source in FROM_POD.items())]
+    tuning = _memory_variables(resource["spec"]) if role == WORKER else {}
+    others = [each for each in own.get("env") or () if each.get("name") not in {*plain, *FROM_POD, *tuning}]
+    from_pod = [{"name": key, "valueFrom": source} for key, source in FROM_POD.items()]
+    own["env"] = [*others, *from_pod, *({"name": key, "value": value} for key, value in tuning.items())]
     given = {key: value for key, value in (member.get("env") or {}).items() if key not in FROM_POD}
     return {**member, "pod": pod, "env": {**given, **plain}}
 
@@ -180,6 +182,17 @@ def _variables(resource: Object) -> dict[str, str]:
         "MARS_K8S_GROUP_LABELS": "job-name",
         "OARS_MARS_ALIASES": " ".join([web, f"{web}:{PORT}", f"{web}:{WEB_PORT}"]),
     }
+
+
+def _memory_variables(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Variables of KubeDL, with its defaults, that only programs read: they have no effect on a Mars of today, so the
+    engine refuses them in a spec."""
+    policy = {**(spec.get("memoryTuningPolicy") or {}), **(spec.get("workerMemoryTuningPolicy") or {})}
+    store, is_lock_free = policy.get("plasmaStore"), policy.get("lockFreeFileIO")
+    found = {"MARS_LOCK_FREE_FILEIO": "0" if is_lock_free is False else "1"}
+    if store != "":
+        found["MARS_PLASMA_DIRS"] = str(store or "/dev/shm")
+    return found
 
 
 def _named(resource: Object, cluster: Desired) -> Desired:

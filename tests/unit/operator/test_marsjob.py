@@ -90,11 +90,11 @@ def test_document_becomes_services_and_an_ingress_with_the_names_of_the_page() -
     assert made == list(yaml.safe_load_all(GOLDEN.read_text()))
 
 
-def variables(group: str) -> dict[str, Any]:
+def variables(group: str, **spec: Any) -> dict[str, Any]:
     wanted = f"mars-test-demo-{group}"
     (deployment,) = [
         each
-        for each in objects.manifests(marsjob.desired(job()))
+        for each in objects.manifests(marsjob.desired(job(**spec)))
         if (each["kind"], each["metadata"]["name"]) == ("Deployment", wanted)
     ]
     found = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
@@ -114,14 +114,51 @@ def test_pods_have_the_variables_of_kubedl(group: str, role: str) -> None:
     assert detail["cluster"]["webservice"] == ["mars-test-demo-webservice-0.default.svc:11111"]
 
 
+PLASMA, LOCK_FREE = "MARS_PLASMA_DIRS", "MARS_LOCK_FREE_FILEIO"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, {PLASMA: "/dev/shm", LOCK_FREE: "1"}),  # KubeDL's defaults
+        ({"memoryTuningPolicy": {"plasmaStore": "/a"}}, {PLASMA: "/a", LOCK_FREE: "1"}),
+        ({"workerMemoryTuningPolicy": {"lockFreeFileIO": False}}, {PLASMA: "/dev/shm", LOCK_FREE: "0"}),
+        ({"workerMemoryTuningPolicy": {"plasmaStore": "", "lockFreeFileIO": True}}, {LOCK_FREE: "1"}),
+        (
+            {"memoryTuningPolicy": {"plasmaStore": "/a"}, "workerMemoryTuningPolicy": {"plasmaStore": "/b"}},
+            {PLASMA: "/b", LOCK_FREE: "1"},
+        ),
+    ],
+)
+def test_workers_have_the_variables_of_the_memory_tuning(spec: Object, expected: dict[str, str]) -> None:
+    found = variables("worker", **spec)
+    assert {key: found[key] for key in (PLASMA, LOCK_FREE) if key in found} == expected
+    assert not {PLASMA, LOCK_FREE} & set(variables("head", **spec))
+
+
+def test_worker_reads_its_number_in_a_volume() -> None:
+    """All pods of a Deployment have the same variables, and get their number when they exist."""
+    roles = document()["spec"]["marsReplicaSpecs"]
+    number = {"path": "number", "fieldRef": {"fieldPath": f"metadata.labels['{marsjob.INDEX}']"}}
+    volume = {"name": "number", "downwardAPI": {"items": [number]}}
+    spec = roles["Worker"]["template"]["spec"]
+    spec["volumes"] = [volume]
+    spec["containers"][0]["volumeMounts"] = [{"name": "number", "mountPath": "/etc/number"}]
+    found = job(marsReplicaSpecs=roles)
+    (group,) = marsjob.desired(found).shape.workers
+    assert group.number_label == marsjob.INDEX and volume in group.pod["spec"]["volumes"]
+    assert not any("volume" in each.lower() for each in marsjob.not_honoured(found, {}))
+
+
 def test_variables_of_the_user_stay_and_those_of_kubedl_win() -> None:
     found = job()
     container = found["spec"]["marsReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container["env"] = [{"name": "MINE", "value": "x"}, {"name": "MARS_K8S_POD_NAME", "value": "no"}]
+    container["env"] += [{"name": PLASMA, "value": "no"}, {"name": LOCK_FREE, "valueFrom": {}}]
     (group,) = marsjob.desired(found).shape.workers
     assert group.process.env["MINE"] == "x"
-    own = group.pod["spec"]["containers"][0]["env"]
-    assert {each["name"] for each in own} >= {"MARS_K8S_POD_NAME"} and all("valueFrom" in each for each in own)
+    own = {each["name"]: each.get("value") for each in group.pod["spec"]["containers"][0]["env"]}
+    assert own == {**dict.fromkeys(marsjob.FROM_POD), PLASMA: "/dev/shm", LOCK_FREE: "1"}
 
 
 def test_detail_of_a_worker_has_its_resources() -> None:
