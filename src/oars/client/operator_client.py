@@ -215,6 +215,8 @@ def report_of(resource: Object, pods: list[Object]) -> Report:
     metadata = resource["metadata"]
     groups = tuple(codec.load(GroupStatus, group) for group in stored.get("groups") or ())
     now, state, members = time.time(), status_codec.load_state(stored), observe.members(pods, {})
+    unknown = status_codec.unknown(stored, members)
+    members = tuple(replace(each, reason=unknown.get(each.id, each.reason)) for each in members)
     observed = Observed(members, state, observe.deaths(pods, now))
     observed = replace(observed, state=replace(state, failures=failures((), observed, state, now)))
     causes = status_codec.load_causes(stored.get("causes"))

@@ -6,9 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from oars.client.operator_client import report_of
 from oars.model import Cause, LoopState, MemberId, Retiring
 from oars.places.kube.state import status_codec
+from oars.places.kube.state.status_codec import MAX_UNREADY
 from oars.places.report import Report
 from oars.spec.status import Expires, GroupStatus, MemberStatus, Phase, Status
 from tests.unit.places.test_kube_observe import pod
@@ -90,6 +93,46 @@ def test_partly_ready_group_is_read_back() -> None:
     stored = status_codec.COMPUTE_CLUSTER_STATUS.dump_report(Report(status), {}, "now")
     assert stored["groups"] == [{"name": "default", "wanted": 2, "ready": 1, "unready": ["b"]}]
     assert report_of(resource(stored), []).status.groups == status.groups
+
+
+def partly_ready(total: int, ready: int) -> Status:
+    """The newest workers are ready; the engine does not list the older ones, although their probes succeed."""
+    phases = [Phase.STARTING] * (total - ready) + [Phase.READY] * ready
+    workers = (MemberStatus(f"w{number:04}", "worker", "default", phase) for number, phase in enumerate(phases))
+    members = (MemberStatus("head", "head", "head", Phase.READY), *workers)
+    return replace(STATUS, groups=(GroupStatus("default", total, ready),), members=members)
+
+
+@pytest.mark.parametrize("unready", [70, MAX_UNREADY - 1])
+def test_exactly_those_that_the_engine_lists_are_shown_as_ready(unready: int) -> None:
+    status = partly_ready(unready + 30, 30)
+    pods = [pod("head", "head"), *(pod(member.id) for member in status.members[1:])]
+    shown = report_of(resource(written(status)), pods).status.members
+    assert {each.id: each.phase for each in shown} == {each.id: each.phase for each in status.members}
+
+
+def test_nobody_is_shown_as_ready_whose_name_may_have_been_cut_off() -> None:
+    status = partly_ready(MAX_UNREADY + 80, 30)
+    stored = written(status)
+    assert len(stored["groups"][0]["unready"]) == MAX_UNREADY
+    pods = [pod("head", "head"), *(pod(member.id) for member in status.members[1:])]
+    report = report_of(resource(stored), pods).status
+    head, *workers = report.members
+    assert (head.phase, report.ready) == (Phase.READY, 30)
+    assert {each.phase for each in workers} == {Phase.STARTING}
+    listed, others = workers[:MAX_UNREADY], workers[MAX_UNREADY:]
+    assert {each.reason for each in listed} == {""}
+    assert {each.reason for each in others} == {"unknown; 30 of 80 such workers are ready"}
+    stored["headReady"] = False
+    assert {each.reason for each in report_of(resource(stored), pods).status.members} == {""}
+
+
+def test_members_are_ready_if_no_more_can_be_than_the_status_counts() -> None:
+    """The probes of all whose names were cut off fail, so that their pods show it."""
+    status = partly_ready(MAX_UNREADY + 80, 30)
+    pods = [pod("head", "head"), *(pod(m.id, ready=m.phase is Phase.READY) for m in status.members[1:])]
+    shown = report_of(resource(written(status)), pods).status.members
+    assert {each.id: each.phase for each in shown} == {each.id: each.phase for each in status.members}
 
 
 def test_announced_end_survives_the_status() -> None:

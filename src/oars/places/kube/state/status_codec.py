@@ -21,7 +21,7 @@ READY, RECONCILING, STALLED = "Ready", "Reconciling", "Stalled"  # types of cond
 EARLY = (Phase.PENDING, Phase.STARTING)
 MAX_CAUSES = 5
 MAX_LINES, MAX_LINE_LENGTH = 8, 300
-MAX_UNREADY = 20
+MAX_UNREADY = 500  # names of one group; a name has about 40 bytes
 
 
 class StatusCodec(Protocol):
@@ -168,7 +168,8 @@ def _summary(status: Status, before: Mapping[str, Any], now: str, held: Cause | 
 
 
 def _group(group: GroupStatus, members: Sequence[MemberStatus]) -> Object:
-    """`unready` names pods that run although the engine does not list them, so that clients can tell who is ready."""
+    """`unready` names members that the engine does not list, so that clients can tell who is ready; see load_view for
+    what they make of a list that is too long."""
     starting = [m.id for m in members if m.group == group.name and m.phase not in (Phase.READY, Phase.STOPPING)]
     return group.to_dict() | ({"unready": starting[:MAX_UNREADY]} if starting and group.ready else {})
 
@@ -216,14 +217,35 @@ def load_causes(data: Sequence[Mapping[str, Any]] | None) -> tuple[Cause, ...]:
 
 def load_view(status: Mapping[str, Any], members: Sequence[Member]) -> View:
     """The engine's view, as far as the status shows it: the number of ready workers per group, and the names of those
-    that are not ready. A pod whose probe succeeds is not ready until the engine lists it."""
+    that are not ready. A pod whose probe succeeds is not ready until the engine lists it: more such pods than ready
+    workers are newer than the status. See also `unknown`."""
     if not status.get("headReady"):
         return View()
     ready: dict[MemberId, MemberView] = {}
-    leaving = status.get("retiring") or {}
     for group in status.get("groups") or ():
-        unready = {*(group.get("unready") or ()), *leaving}
-        mine = [m for m in members if m.group == group["name"] and m.probe_ready and m.id not in unready]
-        oldest = sorted(mine, key=lambda member: member.created_at)[: group.get("ready", 0)]
-        ready |= {member.id: MemberView(True) for member in oldest}
+        oldest = sorted(_candidates(status, group, members), key=lambda member: member.created_at)
+        if not _is_unknown(group, oldest):
+            ready |= {member.id: MemberView(True) for member in oldest[: group.get("ready", 0)]}
     return View(up=True, members=ready)
+
+
+def unknown(status: Mapping[str, Any], members: Sequence[Member]) -> dict[MemberId, str]:
+    """The members of which the status does not say whether they are ready, for it names only some of those that are
+    not; with what it does say."""
+    found: dict[MemberId, str] = {}
+    for group in (status.get("groups") or ()) if status.get("headReady") else ():
+        if _is_unknown(group, candidates := _candidates(status, group, members)):
+            text = f"unknown; {group.get('ready', 0)} of {len(candidates)} such workers are ready"
+            found |= {member.id: text for member in candidates}
+    return found
+
+
+def _candidates(status: Mapping[str, Any], group: Mapping[str, Any], members: Sequence[Member]) -> list[Member]:
+    """The members of the group that may be ready."""
+    unready = {*(group.get("unready") or ()), *(status.get("retiring") or ())}
+    return [m for m in members if m.group == group["name"] and m.probe_ready and m.id not in unready]
+
+
+def _is_unknown(group: Mapping[str, Any], candidates: Sequence[Member]) -> bool:
+    has_all_names = len(group.get("unready") or ()) < MAX_UNREADY
+    return not has_all_names and len(candidates) > group.get("ready", 0)
