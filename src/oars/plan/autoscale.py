@@ -308,12 +308,12 @@ def _remember(look: _Look, plan: _Plan, index: int) -> GroupMemory:
 
 def _decide(look: _Look, plan: _Plan) -> Scaling:
     overdue = [_is_overdue(look, known) for known in look.memories]
-    is_pressed = any(overdue) or any(part.demand.count > part.demand.running for gang in look.gangs for part in gang)
+    unplaced, unservable, has_waiting = _unplaced(look, plan)
+    is_pressed = has_waiting or any(overdue)
     keep = [0] * len(overdue)
     if any(overdue):  # what has no place on other members that are ready must stay
         ready = [Bounds(own.ready, exempt=own.ready) for own in look.supply]
         keep = _pack(look, ready, look.gangs, look.counts)[0].members
-    unplaced, unservable = _unplaced(look, plan)
     groups: dict[str, GroupTarget] = {}
     memories: dict[str, GroupMemory] = {}
     for index, group in enumerate(look.fleet.groups):
@@ -421,18 +421,19 @@ def _shrink(look: _Look, index: int, least: int, target: int) -> tuple[int, floa
     return target, since
 
 
-def _unplaced(look: _Look, plan: _Plan) -> tuple[int, tuple[Unservable, ...]]:
-    """The groups for which there is more work than room, as a set; and the demand that they can never serve."""
-    groups, unservable = 0, []
+def _unplaced(look: _Look, plan: _Plan) -> tuple[int, tuple[Unservable, ...], bool]:
+    """The groups for which there is more work than room, as a set; the demand that they can never serve; and whether
+    other work waits."""
+    groups, unservable, has_waiting = 0, [], False
     most = [Bounds(_bounds(group)[1]) for group in look.fleet.groups]
     for gang, counts, left in zip(look.gangs, look.counts, plan.left, strict=True):
-        if not left:
-            continue
-        is_possible = any(most[index].maximum for part in gang for tier in part.tiers for index in tier)
-        if gang[0].demand.gang:
+        is_possible = not left or any(most[index].maximum for part in gang for tier in part.tiers for index in tier)
+        if left and gang[0].demand.gang:
             is_possible = Packing(look.fleet, most).place(gang, counts) == 0
         if not is_possible:
             unservable += [Unservable(part.demand, reasons.why_never(look.fleet, part)) for part in gang]
-        for part in gang if is_possible else ():
+            continue
+        has_waiting = has_waiting or any(part.demand.count > part.demand.running for part in gang)
+        for part in gang if left else ():
             groups |= part.groups
-    return groups, tuple(unservable)
+    return groups, tuple(unservable), has_waiting

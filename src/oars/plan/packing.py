@@ -170,10 +170,10 @@ class Packing:
         """Place `counts` of the parts. Returns the number that finds no room. A gang is placed whole or not at all."""
         if not gang[0].demand.gang:
             return self._place(gang[0], counts[0])
-        before = list(self.members), list(self.load), list(self._left), list(self._entries)
+        before = list(self.members), list(self.load), dict(self.serves), list(self._left), list(self._entries)
         left = sum(self._place(part, count) for part, count in zip(gang, counts, strict=True))
         if left:
-            self.members, self.load, self._left, self._entries = before
+            self.members, self.load, self.serves, self._left, self._entries = before
         return sum(counts) if left else 0
 
     def _place(self, part: Part, count: int) -> int:

@@ -119,12 +119,13 @@ class Play:
         return found
 
     def running(self, demand: Demand) -> int:
-        """How many of these pieces of work the ready members have room for."""
-        return sum(self.ready.get(each.name, 0) * fit(each, demand) for each in self.groups)
+        """How many of these pieces of work the ready members have room for; of a gang all or none."""
+        room = sum(self.ready.get(each.name, 0) * fit(each, demand) for each in self.groups)
+        return min(demand.count, room) if room >= demand.count or not demand.gang else 0
 
     def look(self, demand: Look) -> Scaling:
         if demand is not None:
-            demand = [replace(each, running=min(each.count, self.running(each))) for each in demand]
+            demand = [replace(each, running=self.running(each)) for each in demand]
         result = targets(Situation(self.groups, self.supply(), demand, self.limits), POLICY, self.memory, self.now)
         self.memory = result.memory
         for name, each in result.groups.items():
@@ -258,16 +259,35 @@ def test_6_gpu_work_grows_gpu_groups_only_and_cpu_work_uses_them_last(
         assert all(numbers(result)[each.name] == each.max for each in groups if "gpu" not in each.offers)
 
 
+IMPOSSIBLE = (
+    Demand({"moon": 1.0}, 7),
+    *(Demand({"cpu": 1.0}, 10_000, gang="never", placement=placement) for placement in Placement),
+)
+
+
 @quick
-@given(fleets(), looks)
+@given(fleets(), looks, looks, st.integers(0, 10), st.sampled_from(IMPOSSIBLE))
 def test_7_demand_that_fits_nowhere_changes_nothing_and_is_named(
-    groups: tuple[Group, ...], demand: list[Demand]
+    groups: tuple[Group, ...], first: list[Demand], then: list[Demand], ready: int, impossible: Demand
 ) -> None:
-    impossible = Demand({"moon": 1.0}, 7)
-    *_, without = Play(groups).run([demand] * 4)
-    *_, result = Play(groups).run([[*demand, impossible]] * 4)
-    assert numbers(result) == numbers(without)
-    assert "moon" in next(each.message for each in result.unservable if each.demand == impossible)
+    """Neither with ready members, nor when tasks end and others begin."""
+
+    def results(more: Sequence[Demand]) -> list[Scaling]:
+        play = Play(groups, ready={each.name: min(ready, each.max or 0) for each in groups})
+        return [*play.run([[*first, *more]] * 5 + [[*then, *more]] * 20)]
+
+    found = results([impossible])
+    assert [each.groups for each in found] == [each.groups for each in results([])]
+    for each in found:
+        assert any(other.demand.needs.keys() == impossible.needs.keys() and other.message for other in each.unservable)
+
+
+def test_7_running_work_moves_to_no_other_group_because_impossible_work_waits() -> None:
+    """A task that needs no GPU runs on the only ready member, which has one."""
+    groups = (group(0), group(1))
+    for impossible in ((), *([each] for each in IMPOSSIBLE)):
+        for result in Play(groups, ready={"g1": 1}).run([[Demand({"cpu": 1.0}, 1), *impossible]] * 20):
+            assert numbers(result) == {"g0": 0, "g1": 1}
 
 
 @quick
