@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import oars
+from oars.client.backend import PLACES
 
 SOURCE = Path(oars.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -68,6 +69,19 @@ def test_commands_ask_for_no_types() -> None:
         if isinstance(node, ast.Name) and node.id in ("isinstance", "issubclass", "in_kubernetes")
     ]
     assert not calls
+
+
+def test_front_doors_ask_for_capabilities_and_not_for_the_kind_of_place() -> None:
+    """What places can do is in client.backend.PLACES."""
+    comparisons = [
+        f"{path.name}:{node.lineno}"
+        for part in ("cli", "service")
+        for path in (SOURCE / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare)
+        and any(isinstance(each, ast.Constant) and each.value in PLACES for each in ast.walk(node))
+    ]
+    assert not comparisons
 
 
 def test_kubernetes_client_may_import_no_other_part_of_oars() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from oars.base.errors import NotFound, TimedOut, UsageError
+from oars.base.errors import NotFound, SpecError, TimedOut, UsageError
 from oars.base.text import suggest
 from oars.engines.base import Access
 from oars.places.report import Report
@@ -30,6 +30,28 @@ KUBERNETES_FIELDS = ("context", "namespace", "kubeconfig", "mode")
 
 def ignore(_: str) -> None:
     """Discard a progress message."""
+
+
+@dataclass(frozen=True)
+class PlaceCapabilities:
+    """What holds for all clusters of a place, also before there is a backend."""
+
+    has_namespaces: bool
+    shares_files: bool  # members see the files of this machine
+    limits_memory: bool  # always; otherwise only where the user has cgroups
+
+
+PLACES: Mapping[str, PlaceCapabilities] = {
+    "local": PlaceCapabilities(has_namespaces=False, shares_files=True, limits_memory=False),
+    "kubernetes": PlaceCapabilities(has_namespaces=True, shares_files=False, limits_memory=True),
+}
+
+
+def capabilities(place: str) -> PlaceCapabilities:
+    """Raises SpecError if there is no such place."""
+    if place not in PLACES:
+        raise SpecError(f"There is no place {place!r}.{suggest(place, [*PLACES])}", f"Places: {', '.join(PLACES)}.")
+    return PLACES[place]
 
 
 @dataclass(frozen=True)

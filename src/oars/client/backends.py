@@ -7,25 +7,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from oars.base.errors import NotFound, OarsError, SpecError
+from oars.base.errors import NotFound, OarsError
 from oars.base.settings import Settings
 from oars.base.text import suggest
-from oars.client.backend import Backend, ClusterHandle, Location
+from oars.client.backend import Backend, ClusterHandle, Location, capabilities
 from oars.client.local import LocalBackend
-
-PLACES = ("local", "kubernetes")
 
 
 def backend_for(location: Location, environ: Mapping[str, str]) -> Backend:
     """The backend of `location.place`, or of this machine if it names none."""
     place = location.place or "local"
+    capabilities(place)  # raises SpecError
     if place == "local":
         return LocalBackend(Settings.from_environ(environ), environ)
-    if place == "kubernetes":
-        from oars.client.kubernetes import KubeBackend  # loads aiohttp, which local clusters do not need
+    from oars.client.kubernetes import KubeBackend  # loads aiohttp, which local clusters do not need
 
-        return KubeBackend(Settings.from_environ(environ), environ, location)
-    raise SpecError(f"There is no place {place!r}.{suggest(place, PLACES)}", f"Places: {', '.join(PLACES)}.")
+    return KubeBackend(Settings.from_environ(environ), environ, location)
 
 
 def is_kubernetes_configured(location: Location, environ: Mapping[str, str]) -> bool:
@@ -86,6 +83,7 @@ async def find_cluster(
         raise trouble
     if untracked is not None:
         raise untracked
-    listing = "`oars ls` to list clusters" if backend.place == "local" else "`oars ls -A` to look in all namespaces"
+    has_namespaces = capabilities(backend.place).has_namespaces
+    listing = "`oars ls -A` to look in all namespaces" if has_namespaces else "`oars ls` to list clusters"
     hint = suggest(name, known).strip() or f"Run {listing}."
     raise NotFound(f"There is no cluster {name!r} {', nor '.join(looked)}.", hint)

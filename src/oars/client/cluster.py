@@ -29,6 +29,7 @@ from oars.client.backend import (
     CreateOptions,
     Driver,
     LogOptions,
+    capabilities,
     check_member,
     ignore,
     make_location,
@@ -104,7 +105,7 @@ class AsyncCluster:
         )
         overrides = dict(
             workers=workers, cpu=cpu, memory=memory, cache=cache, spill=spill, head_cpu=head_cpu, lifetime=lifetime,
-            head_memory=head_memory, packages=packages, image=image, place=location.place or _implied_place(engine),
+            head_memory=head_memory, packages=packages, image=image, place=location.place or implied_place(engine),
         )  # fmt: skip
         self._spec = _build_spec(engine, overrides)
         _warn_of_modules(modules, self._spec.place)
@@ -552,16 +553,16 @@ def checked_name(name: str) -> str:
 
 
 def _warn_of_modules(modules: str | None, place: str) -> None:
-    if modules is not None and place != "local":
+    if modules is not None and not capabilities(place).shares_files:
         warnings.warn(f"modules={modules!r} has no effect: pods import from their image only.", stacklevel=4)
 
 
-def _implied_place(engine: str | ClusterSpec) -> str | None:
+def implied_place(engine: str | ClusterSpec) -> str | None:
     """kubernetes for a spec with a namespace, as only Kubernetes has namespaces."""
     if not isinstance(engine, ClusterSpec) or not (engine.namespace.name or engine.namespace.create):
         return None
-    if engine.place == "local" and "place" in engine.model_fields_set:
-        message = "namespace applies to Kubernetes only, but the spec's place is 'local'."
+    if "place" in engine.model_fields_set and not capabilities(engine.place).has_namespaces:
+        message = f"namespace applies to Kubernetes only, but the spec's place is {engine.place!r}."
         raise SpecError(message, "Remove one of them.")
     return "kubernetes"
 

@@ -13,7 +13,7 @@ from oars import engines
 from oars.base.errors import NotFound, OarsError, SpecError, TimedOut, UsageError
 from oars.base.settings import Settings
 from oars.client.archive import Archive, pack
-from oars.client.backend import Location, Progress, ignore, make_location, no_answer
+from oars.client.backend import Location, Progress, capabilities, ignore, make_location, no_answer
 from oars.client.backends import is_kubernetes_configured
 from oars.client.jobs import AttachedJob, JobBackend, JobHandle, JobInfo, LocalJobs, generate_name
 from oars.client.keywords import suggest_keywords
@@ -42,13 +42,13 @@ class JobResult:
 
 def job_backend(location: Location, environ: Mapping[str, str]) -> JobBackend:
     """The jobs of `location.place`, or of this machine if it names none."""
-    if location.place in (None, "local"):
+    place = location.place or "local"
+    capabilities(place)  # raises SpecError
+    if place == "local":
         return LocalJobs(Settings.from_environ(environ), environ)
-    if location.place == "kubernetes":
-        from oars.client.kube_jobs import KubeJobs  # loads aiohttp, which local jobs do not need
+    from oars.client.kube_jobs import KubeJobs  # loads aiohttp, which local jobs do not need
 
-        return KubeJobs(Settings.from_environ(environ), environ, location)
-    raise SpecError(f"There is no place {location.place!r}.", "Places: local, kubernetes.")
+    return KubeJobs(Settings.from_environ(environ), environ, location)
 
 
 async def find_job(name: str, location: Location, environ: Mapping[str, str]) -> tuple[JobBackend, JobHandle]:

@@ -21,6 +21,7 @@ from oars.client.backend import (
     SupportsCopy,
     SupportsExec,
     SupportsForward,
+    capabilities,
     ignore,
     make_location,
     no_answer,
@@ -195,11 +196,12 @@ class Service:
         tied: bool = False,
         modules: str | None = None,
     ) -> AsyncCluster:
-        """A cluster that is not started yet. modules: a directory whose modules local workers can import."""
-        from oars.client.cluster import AsyncCluster
+        """A cluster that is not started yet. modules: a directory whose modules workers can import, if they see the
+        files of this machine."""
+        from oars.client.cluster import AsyncCluster, implied_place
 
-        in_pods = (self.location.place or spec.place) != "local" or spec.namespace.name or spec.namespace.create
-        modules = None if in_pods else modules
+        place = self.location.place or implied_place(spec) or spec.place
+        modules = modules if capabilities(place).shares_files else None
         return AsyncCluster(
             spec, name=name, timeout=timeout, progress=progress, tied=tied, modules=modules, **asdict(self.location)
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from oars import engines
 from oars.base.errors import OarsError
 from oars.base.settings import Settings
+from oars.client.backend import capabilities
 from oars.client.local import UNREADABLE, LocalBackend
 from oars.envs import program, scan
 from oars.places.local import cgroup
@@ -182,9 +183,9 @@ def _memory_limits(found: cgroup.Delegation) -> Finding:
 
 
 def memory_note(spec: ClusterSpec, environ: Mapping[str, str]) -> str:
-    """A sentence if the spec limits the memory of workers on this machine, and the kernel does not enforce it."""
-    is_limited = spec.place == "local" and any(group.memory for group in spec.workers)
-    problem = cgroup.delegation(environ).problem if is_limited else ""
+    """A sentence if the spec limits the memory of workers, and nothing enforces it."""
+    is_enforced = capabilities(spec.place).limits_memory or not any(group.memory for group in spec.workers)
+    problem = "" if is_enforced else cgroup.delegation(environ).problem
     return f"The memory of its workers is not enforced: {problem} (`oars doctor`)." if problem else ""
 
 

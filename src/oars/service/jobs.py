@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oars import engines
 from oars.base.errors import OarsError, UsageError
-from oars.client.backend import Location, Progress, ignore, no_answer
+from oars.client.backend import Location, Progress, capabilities, ignore, no_answer
 from oars.client.backends import is_kubernetes_configured
 from oars.client.job import command_of, find_job, job_backend, news, submit, wait_final
 from oars.client.jobs import AttachedJob, JobHandle, JobInfo, JobLine
@@ -64,14 +64,15 @@ class JobService:
         return self.location.reference(name, namespace)
 
     def at(self, manifest: JobManifest) -> JobService:
-        """The service for the location of a manifest. Its namespace does not count on this machine."""
+        """The service for the location of a manifest. Its namespace does not count where there are none."""
         written, given = manifest.namespace, self.location
-        if written is None or (given.place or manifest.spec.place) == "local":
+        place = given.place or manifest.spec.place or "kubernetes"
+        if written is None or not capabilities(place).has_namespaces:
             return self
         if given.namespace not in (None, written):  # an error, as in kubectl
             message = f"The file has namespace {written!r}, but --namespace is {given.namespace!r}."
             raise UsageError(message, "Omit one of them.")
-        return JobService(self.environ, replace(given, place="kubernetes", namespace=written))
+        return JobService(self.environ, replace(given, place=place, namespace=written))
 
     async def submit(
         self,

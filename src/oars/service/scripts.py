@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from oars.base.children import kill_with
 from oars.base.errors import Denied, NotFound, OarsError, UsageError
-from oars.client.backend import Progress
+from oars.client.backend import Progress, capabilities
 
 if TYPE_CHECKING:
     from oars.client.cluster import AsyncCluster
@@ -46,7 +46,8 @@ class ScriptRun:
 
     async def run(self) -> int:
         """The script's exit code. A cancelled run ends the script first."""
-        if self._cluster.place == "kubernetes" and (names := own_modules(self._argv)):
+        is_remote = not capabilities(self._cluster.place).shares_files
+        if is_remote and (names := own_modules(self._argv)):
             self._caller.warn(
                 f"{', '.join(names)} cannot be imported in the pods: files beside the script are not sent. {SEND}"
             )
