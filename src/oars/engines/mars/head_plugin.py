@@ -106,7 +106,7 @@ class Drain(Handler):
             self.write(json.dumps({worker: {"outcome": "finished"} for worker in known}))
             return
         outcomes = await asyncio.gather(*(continue_drain(self.address, worker) for worker in known))
-        self.write(json.dumps(dict(zip(known, outcomes, strict=True))))
+        self.write(json.dumps(dict(zip(known, outcomes))))
 
 
 # Nodes.
@@ -189,7 +189,8 @@ WAITING_CALLS: dict[str, float] = {}  # session of an executor → when its call
 async def demand(supervisor: str, used: dict[tuple[str, str], Any]) -> list[dict[str, Any]]:
     """Subtasks that wait or run, by the kind of slot that they need. A subtask takes one slot. A task for which Mars
     has not planned any waits for the first worker."""
-    running, waiting = Counter[str](), Counter[str]()
+    running: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
     for (_, band), resource in used.items():
         running[kind_of(band)] += round(max(resource.num_cpus, resource.num_gpus, 1))
     unplanned = 0

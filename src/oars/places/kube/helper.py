@@ -285,7 +285,7 @@ class Inquiry:
         reply = self.ask_script() if self.script else self.get()
         if not isinstance(reply, dict):
             return {}
-        return {name: reply[name] for name in ("idle", "no_client") if isinstance(reply.get(name), int | float)}
+        return {name: reply[name] for name in ("idle", "no_client") if isinstance(reply.get(name), (int, float))}
 
     def get(self) -> Any:
         headers = {}
