@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 
 import oars
 from oars.client.backend import PLACES
+from oars.engines import BUILT_IN
 
 SOURCE = Path(oars.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -82,6 +84,46 @@ def test_front_doors_ask_for_capabilities_and_not_for_the_kind_of_place() -> Non
         and any(isinstance(each, ast.Constant) and each.value in PLACES for each in ast.walk(node))
     ]
     assert not comparisons
+
+
+PLACE_PACKAGES = {path.parent.name for path in (SOURCE / "places").glob("*/__init__.py")} - {"process"}  # a common word
+NAMES_OF_PARTS = {*BUILT_IN, *PLACES, *PLACE_PACKAGES}
+
+
+def named_parts(source: str) -> list[str]:
+    """Identifiers and strings, without docstrings, that have the name of an engine or a place in them."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented)
+        if node.body and isinstance(node.body[0], ast.Expr)
+    }  # fmt: skip
+    fields = (value for node in ast.walk(tree) if id(node) not in docstrings for _, value in ast.iter_fields(node))
+    texts = [value for value in fields if isinstance(value, str)]
+    return [text for text in texts if NAMES_OF_PARTS & {word.lower() for word in re.findall("[A-Z]?[a-z]+", text)}]
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.relative_to(SOURCE).parts[0] in ("plan", "control")], ids=lambda p: p.name
+)
+def test_plan_and_control_name_no_engine_and_no_place(path: Path) -> None:
+    assert not named_parts(path.read_text()), "if they differ, the model lacks a field"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('if desired.engine == "ray": pass', ["ray"]),
+        ('x = f"on {place} or kubernetes"', [" or kubernetes"]),
+        ("from oars.places.kube import names", ["oars.places.kube"]),
+        ("class KubePlace: ...", ["KubePlace"]),
+        ("def f(is_local=1): ...", ["is_local"]),
+        ("x.mars_web = 1", ["mars_web"]),
+        ('def f():\n    """As Ray does on Kubernetes."""\n    array = locality = process', []),
+    ],
+)
+def test_names_of_engines_and_places_are_found(source: str, found: list[str]) -> None:
+    assert named_parts(source) == found
 
 
 def test_kubernetes_client_may_import_no_other_part_of_oars() -> None:
