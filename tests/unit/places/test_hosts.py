@@ -183,7 +183,9 @@ def test_damaged_copy_of_the_heads_state_is_ignored(tmp_path: Path, text: str) -
     assert WorkerLink(directory, found, lambda: None).state == HeadState(cluster="demo")
 
 
-def test_connections_without_the_token_are_few_and_keep_nobody_out(tmp_path: Path) -> None:
+@pytest.fixture
+def head(tmp_path: Path) -> tuple[HeadLink, str, JoinToken, list[None]]:
+    """A link that is not open yet, its address, its token, and the passes that it has caused."""
     directory, found = linked(tmp_path, Role.HEAD)
     files = cluster_secrets("one", ("tls",))
     token = JoinToken("1" * 64, messages.fingerprint(files["cert.pem"]))
@@ -191,36 +193,66 @@ def test_connections_without_the_token_are_few_and_keep_nobody_out(tmp_path: Pat
     for name, data in contents.items():
         (directory.secrets / name).write_bytes(data)
     wakes: list[None] = []
+    address = f"127.0.0.1:{free_port()}"
+    link = HeadLink(directory, replace(found, link=Link(Role.HEAD, address, "127.0.0.1")), lambda: wakes.append(None))
+    return link, address, token, wakes
+
+
+Head = tuple[HeadLink, str, JoinToken, list[None]]
+
+
+def test_connections_without_the_token_are_few_and_keep_nobody_out(head: Head) -> None:
+    link, address, token, wakes = head
 
     async def body() -> None:
-        link = HeadLink(directory, replace(found, link=Link(Role.HEAD, f"127.0.0.1:{free_port()}", "127.0.0.1")), wake)
         await link.open()
-        assert link._record.link is not None
-        address = link._record.link.join
-        idle = [await messages.connect(address, token) for _ in range(MAX_STRANGERS + 4)]
-        closed = await asyncio.gather(*(reader.read() for reader, _ in idle[:4]), return_exceptions=True)
+        plain = [await asyncio.open_connection(*messages.split(address)) for _ in range(4)]  # without a handshake
+        idle = [await messages.connect(address, token) for _ in range(MAX_STRANGERS)]
+        closed = await asyncio.gather(*(reader.read() for reader, _ in plain), return_exceptions=True)
         assert all(each == b"" or isinstance(each, OSError) for each in closed), "the oldest were closed"
         assert len(link._strangers) == MAX_STRANGERS
         assert (await fetch(address, str(token))).cluster == "one"
-        reader, writer = await messages.connect(address, token)
-        await messages.send(writer, messages.Hello(token.secret, "two", "instance"))
-        await messages.receive(reader, HeadState)
+        reader, writer = await join(head)
         assert not wakes, "only machines that have joined cause passes"
         await messages.send(writer, HostReport())
         await messages.receive(reader, HeadState)
         assert list(link.hosts) == ["two"] and wakes
-        for _, each in (*idle, (reader, writer)):
+        for _, each in (*plain, *idle, (reader, writer)):
             each.close()
         await link.close()
-
-    def wake() -> None:
-        wakes.append(None)
 
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_secret_outside_of_the_directory_is_not_written(tmp_path: Path) -> None:
-    link = WorkerLink(*linked(tmp_path, Role.WORKER), lambda: None)
+async def join(head: Head) -> messages.Streams:
+    _, address, token, _ = head
+    reader, writer = await messages.connect(address, token)
+    await messages.send(writer, messages.Hello(token.secret, "two", "instance"))
+    await messages.receive(reader, HeadState)
+    return reader, writer
+
+
+def test_end_of_an_old_connection_does_not_lose_a_machine_that_is_back(head: Head) -> None:
+    link, *_ = head
+
+    async def body() -> None:
+        await link.open()
+        (_, old), (reader, writer) = await join(head), await join(head)
+        await messages.send(writer, HostReport((WORKER,)))
+        await messages.receive(reader, HeadState)
+        old.close()
+        await asyncio.wait(link._tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert link.hosts["two"].lost_since is None
+        writer.close()
+        await asyncio.gather(*link._tasks)
+        assert link.hosts["two"].lost_since is not None
+        await link.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+@pytest.mark.parametrize("name", ["../../outside", "..", "a/b"])
+def test_secret_outside_of_its_directory_is_no_message(name: str) -> None:
+    message = {**cast(dict[str, object], codec.dump(HeadState())), "secrets": {name: "x"}}
     with pytest.raises(ValueError, match="not the name of a secret"):
-        link._apply(HeadState(secrets={"../../outside": "x"}))
-    assert not list(tmp_path.rglob("outside"))
+        codec.load(HeadState, message)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from oars.base.errors import OarsError
 from oars.base.log import get_logger, pairs
@@ -51,7 +53,21 @@ class JoinedHost:
 
     instance: str
     report: HostReport
+    connection: asyncio.Transport | None = None  # its last one
     lost_since: float | None = None  # monotonic; None: it is connected
+
+
+class _Accepted(asyncio.Protocol):
+    """A connection whose TLS handshake has not begun. Its first bytes wait for the handshake."""
+
+    def __init__(self, accept: Callable[[asyncio.Transport, ssl.SSLContext], None], context: ssl.SSLContext) -> None:
+        self._accept = accept
+        self._context = context
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection = cast(asyncio.Transport, transport)
+        connection.pause_reading()
+        self._accept(connection, self._context)
 
 
 class HeadLink:
@@ -62,7 +78,8 @@ class HeadLink:
         self._record = record
         self._wake = wake
         self._server: asyncio.Server | None = None
-        self._strangers: list[asyncio.StreamWriter] = []
+        self._strangers: list[asyncio.Transport] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self.hosts: dict[str, JoinedHost] = {}
         self.last_view = View(message="the head is being started")
         self._published: tuple[HeadAddress | None, View] = None, self.last_view  # what other machines get
@@ -75,15 +92,10 @@ class HeadLink:
         assert link is not None
         host, port = messages.split(link.join)
         context = messages.server_context(self._secret("join.cert.pem"), self._secret("join.key.pem"))
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.start_server(
-                self._serve,
-                host,
-                port,
-                ssl=context,
-                ssl_handshake_timeout=messages.CONNECT_SECONDS,
-                limit=messages.MAX_MESSAGE,
-                reuse_address=True,
+            self._server = await loop.create_server(
+                lambda: _Accepted(self._accept, context), host, port, reuse_address=True
             )
         except OSError as error:
             message = f"Cannot listen on {link.join}: {error.strerror or error}."
@@ -132,13 +144,20 @@ class HeadLink:
 
     # connections
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        name = ""
-        self._strangers.append(writer)
-        for oldest in self._strangers[:-MAX_STRANGERS]:  # machines that join show the token at once
-            oldest.transport.abort()
+    def _accept(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        """Limit strangers before the TLS handshake. Machines that join show the token at once."""
+        self._strangers.append(transport)
+        for oldest in self._strangers[:-MAX_STRANGERS]:
+            oldest.abort()
         del self._strangers[:-MAX_STRANGERS]
+        task = asyncio.get_running_loop().create_task(self._serve(transport, context))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        name, writer = "", None
         try:
+            reader, writer = await messages.start_tls(transport, context)
             hello = await receive(reader, Hello, messages.CONNECT_SECONDS)
             problem = self._problem(hello)
             if problem:
@@ -146,22 +165,22 @@ class HeadLink:
                 await send(writer, HeadState(error=problem))
                 return
             name = hello.name
-            self._forget_stranger(writer)
-            await self._talk(hello, reader, writer)
+            self._forget_stranger(transport)
+            await self._talk(hello, transport, reader, writer)
         except (OSError, ValueError) as error:  # TimeoutError is an OSError
             log.info(pairs("host disconnected", name=name, error=error or type(error).__name__))
         finally:
-            self._forget_stranger(writer)
+            self._forget_stranger(transport)
             host = self.hosts.get(name)
-            if host is not None and host.instance == hello.instance:
+            if host is not None and host.connection is transport:
                 host.lost_since = time.monotonic()
-            writer.close()
+            (writer or transport).close()
             if name:
                 self._wake()
 
-    def _forget_stranger(self, writer: asyncio.StreamWriter) -> None:
-        if writer in self._strangers:
-            self._strangers.remove(writer)
+    def _forget_stranger(self, transport: asyncio.Transport) -> None:
+        if transport in self._strangers:
+            self._strangers.remove(transport)
 
     def _problem(self, hello: Hello) -> str:
         token = self._secret("join.token").read_text().partition(".")[0]
@@ -174,9 +193,13 @@ class HeadLink:
             return f"another machine has joined as {hello.name!r}; choose another --name"
         return ""
 
-    async def _talk(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _talk(
+        self, hello: Hello, transport: asyncio.Transport, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """A state for every report, until the machine leaves."""
-        report = HostReport()
+        report, known = HostReport(), self.hosts.get(hello.name)
+        if known is not None:
+            known.connection = transport
         while True:
             await send(writer, self._state(report))
             if not hello.name:
@@ -186,7 +209,7 @@ class HeadLink:
                 self.hosts.pop(hello.name, None)
                 return
             before = self.hosts.get(hello.name)
-            self.hosts[hello.name] = JoinedHost(hello.instance, report)
+            self.hosts[hello.name] = JoinedHost(hello.instance, report, transport)
             if before is None or before.report != report or before.lost_since is not None:
                 self._wake()
 

@@ -88,6 +88,12 @@ class HeadState:
     views: Mapping[MemberId, MemberView] = field(default_factory=dict)
     secrets: Mapping[str, str] | None = None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a secret that would be written outside of its directory."""
+        for name in self.secrets or {}:
+            if Path(name).name != name or name == "..":
+                raise ValueError(f"{name!r} is not the name of a secret")
+
 
 async def send(writer: asyncio.StreamWriter, message: object) -> None:
     writer.write(json.dumps(codec.dump(message)).encode() + b"\n")
@@ -137,6 +143,17 @@ async def connect(address: str, token: JoinToken) -> Streams:
         message = f"The head at {address} is not the one that made this join token."
         raise Denied(message, "Check the address, or copy the token file from that head again.")
     return reader, writer
+
+
+async def start_tls(transport: asyncio.Transport, context: ssl.SSLContext) -> Streams:
+    """The streams of a connection that the head's machine has accepted. Raises OSError if the handshake fails."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=MAX_MESSAGE)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    tls = await loop.start_tls(transport, protocol, context, server_side=True, ssl_handshake_timeout=CONNECT_SECONDS)
+    if tls is None:
+        raise ConnectionResetError("the connection was closed")
+    protocol.connection_made(tls)
+    return reader, asyncio.StreamWriter(tls, protocol, reader, loop)
 
 
 def split(address: str) -> tuple[str, int]:

@@ -7,7 +7,6 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from oars.base import codec
 from oars.base.errors import OarsError
@@ -142,8 +141,6 @@ class WorkerLink:
     def _apply(self, state: HeadState) -> None:
         """Write new secrets first: members of a new head need them."""
         for name, text in (state.secrets or {}).items():
-            if Path(name).name != name:
-                raise ValueError(f"{name!r} is not the name of a secret")
             write_private(self._dir.secrets / name, text.encode())
         stored = replace(state, secrets=None, views={})
         before = None if self.state is None else replace(self.state, secrets=None, views={})
