@@ -93,6 +93,12 @@ def check_direct(spec: JobSpec, labels: Mapping[str, str], namespace: str) -> No
         )
 
 
+def is_unlimited(spec: JobSpec) -> bool:
+    """True if nothing ends the driver when this process is gone: its cluster stays, and it has no deadline."""
+    first = JobStatus(attempts=(Attempt(1, "", 0.0),))
+    return spec.cluster is None and driver_seconds(policy_of(spec), first, 0.0) is None
+
+
 async def free_driver_name(client: Client, job: str, n: int, namespace: str) -> None:
     """Delete the ended driver that an earlier direct job of this name left. Raises OarsError if the driver may still
     run, or is another's."""

@@ -14,7 +14,14 @@ from oars.base.log import get_logger, pairs
 from oars.base.settings import Settings
 from oars.client import operator_client, pod_logs
 from oars.client.backend import Location, LogOptions, Progress, ignore
-from oars.client.direct_jobs import DirectJob, cannot_be_suspended, check_direct, free_driver_name, remove_attempt
+from oars.client.direct_jobs import (
+    DirectJob,
+    cannot_be_suspended,
+    check_direct,
+    free_driver_name,
+    is_unlimited,
+    remove_attempt,
+)
 from oars.client.job_files import send_files
 from oars.client.job_record import SELECTOR, free_record, is_over, is_record, mark_of, record_info
 from oars.client.jobs import JobHandle, JobInfo, PolledJob
@@ -76,6 +83,11 @@ class KubeJobs:
             with denied_with_rule():
                 await free_record(client, name, namespace)
                 await free_driver_name(client, name, 1, namespace)
+            if is_unlimited(spec):
+                progress(
+                    f"The job has no deadline: if this command is killed, its driver runs to its own end on cluster "
+                    f"{spec.cluster_name!r}."
+                )
             return DirectJob(name, spec, archive, self.backend)
         manifest = dump_job(name, spec, metadata)
         manifest["metadata"]["namespace"] = namespace

@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 
 from oars.base.errors import OarsError, UsageError
+from oars.cli import errors
+from oars.cli.main import call
 from oars.client import direct_jobs
 from oars.client.backend import Location
 from oars.client.direct_jobs import DirectJob, Output, check_direct
@@ -25,6 +27,7 @@ from oars.kube.kinds import JOB, Kind, Object, kind_of
 from oars.places.kube import names
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.plan.desired import build
+from oars.service import jobs as service_jobs
 from oars.spec.cluster import ClusterSpec
 from oars.spec.job import JobSpec
 from oars.spec.job_status import JobState, JobStatus
@@ -402,12 +405,16 @@ def foreign_driver() -> Object:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {}}
 
 
-def submitted(world: World) -> DirectJob:
-    """A job on the existing cluster `demo`."""
+def jobs_of(world: World) -> KubeJobs:
     jobs = KubeJobs.__new__(KubeJobs)
     jobs.backend, jobs.mode = world.backend(), "direct"
+    return jobs
+
+
+def submitted(world: World) -> DirectJob:
+    """A job on the existing cluster `demo`."""
     spec = JobSpec.model_validate({"cluster": {"name": "demo"}, "entrypoint": ["python", "x.py"]})
-    return cast(DirectJob, run(jobs.submit("train", spec, None)))
+    return cast(DirectJob, run(jobs_of(world).submit("train", spec, None)))
 
 
 def put_demo(world: World) -> None:
@@ -522,3 +529,35 @@ def test_output_keeps_its_end() -> None:
     assert output.after(8) == ["(1 line is not shown: logs.keep is 1 MiB)", lines[9]]
     assert output.after(9) == [lines[9]]
     assert output.after(10) == []
+
+
+NOTE = "its driver runs to its own end on cluster 'demo'"
+
+
+@pytest.mark.parametrize(
+    ("options", "is_noted"),
+    [
+        (["--cluster", "demo"], True),
+        (["--cluster", "demo", "-q"], False),
+        (["--cluster", "demo", "--deadline", "8h"], False),
+        (["--cluster", "demo", "--set", "attemptDeadline=8h"], False),
+        (["--engine", "dask"], False),
+    ],
+)
+def test_driver_that_nothing_limits_is_noted(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: Sequence[str],
+    is_noted: bool,
+) -> None:
+    def start_and_end(driver: Object) -> None:
+        World._start_pod(world, driver)
+        world.end(f"{driver['metadata']['name']}-pod", 0)
+
+    put_demo(world)
+    monkeypatch.setattr(world, "_start_pod", start_and_end)
+    monkeypatch.setattr(service_jobs, "job_backend", lambda *_: jobs_of(world))
+    words = ("submit", *options, "--place", "kubernetes", "--working-dir", "", "--", "python", "x.py")
+    assert errors.guard(lambda: call(words)) == 0
+    assert (NOTE in capsys.readouterr().err) is is_noted
