@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from importlib.util import find_spec, module_from_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from oars.engines.base import demands
 from oars.engines.dask import head_plugin as dask
 from oars.engines.ray import head_helper as ray
 from oars.model import Autoscale, Group, LabelRule, Placement, Process, Resources, Role
-from oars.plan.autoscale import Memory, Situation, targets
+from oars.plan.autoscale import Memory, Situation, Supply, targets
 
 SECONDS = 30.0
 PAGE = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
@@ -238,3 +241,87 @@ class TestRay:
         node.available_resources.update(available)
         expected = [{"needs": needs, "count": 1, "running": 1, "labels": [("oars.dev/group", ["big"], False)]}]
         assert ray.demand(state) == (expected if needs is not None else [])
+
+
+# Where the plugin of Mars' supervisor patches it: module, class, method.
+PATCHED = (
+    ("services.meta.supervisor.core", "MetaStoreActor", "__pre_destroy__"),
+    ("services.scheduling.supervisor.assigner", "AssignerActor", "reassign_subtasks"),
+    ("services.scheduling.supervisor.queueing", "SubtaskQueueingActor", "balance_queued_subtasks"),
+    ("services.cluster.supervisor.node_info", "NodeInfoCollectorActor", "update_node_info"),
+)
+Band = tuple[str, str]
+
+
+class TestMars:
+    """Mars is not in this environment: bare classes stand in for its actors."""
+
+    @pytest.fixture
+    def plugin(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        for module, actor, method in PATCHED:
+            monkeypatch.setitem(sys.modules, f"mars.{module}", SimpleNamespace(**{actor: type(actor, (), {method: 0})}))
+        spec = find_spec("oars.engines.mars.head_plugin")
+        assert spec is not None and spec.loader is not None
+        plugin = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, plugin)
+        spec.loader.exec_module(plugin)
+        return plugin
+
+    def demand(
+        self, plugin: Any, monkeypatch: pytest.MonkeyPatch, queued: dict[str, dict[Band, int]], running: dict[Band, int]
+    ) -> list[dict[str, Any]]:
+        """With so many subtasks in the queues of each session, and running, by band."""
+        queueing = plugin.mars("services.scheduling.supervisor.queueing").SubtaskQueueingActor
+
+        async def session_ids(supervisor: str) -> list[str]:
+            return list(queued)
+
+        async def subtask_queue(supervisor: str, session: str) -> Any:
+            actor = queueing()
+            actor._band_queues = {band: [object()] * count for band, count in queued[session].items()}
+            return actor
+
+        async def older_tasks(supervisor: str, sessions: list[str], moment: float) -> int:
+            return 1
+
+        for function in (session_ids, subtask_queue, older_tasks):
+            monkeypatch.setattr(plugin, function.__name__, function)
+        # Mars counts at least one of each kind for a running subtask.
+        used = {band: SimpleNamespace(num_cpus=count, num_gpus=1) for band, count in running.items()}
+        found: list[dict[str, Any]] = asyncio.run(plugin.demand("127.0.0.1:0", used))
+        return found
+
+    def test_subtasks_of_all_sessions_are_counted_by_kind_of_slot(
+        self, plugin: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queued: dict[str, dict[Band, int]] = {
+            "a": {("w0", "gpu-0"): 3, ("w0", "numa-0"): 4, ("w1", "numa-0"): 0},
+            "b": {("w0", "gpu-1"): 2, ("w1", "numa-0"): 1},
+        }
+        running = {("w0", "gpu-0"): 1, ("w0", "gpu-1"): 1, ("w0", "numa-0"): 2, ("w1", "numa-0"): 1}
+        found = self.demand(plugin, monkeypatch, queued, running)
+        assert sorted(found, key=str) == [
+            {"needs": {"cpu": 1}, "count": 8, "running": 3},
+            {"needs": {"gpu": 1}, "count": 7, "running": 2},
+        ]
+
+    def test_gpu_subtasks_grow_the_group_with_gpus_only(self, plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        groups = [
+            Group(name, Role.WORKER, 0, Process(()), min=0, max=9, offers={"cpu": 2, "gpu": gpu})
+            for name, gpu in (("cpu", 0), ("gpu", 2))
+        ]
+        supply = {"gpu": Supply(ready=1)}
+        memory, now = Memory(), 1000.0
+        entries = self.demand(plugin, monkeypatch, {"a": {("w0", "gpu-0"): 5}}, {("w0", "gpu-0"): 1})
+        for _ in range(6):
+            result = targets(Situation(groups, supply, demands(entries, {})), Autoscale(True), memory, now)
+            memory, now = result.memory, now + result.next_look
+        assert {name: each.target for name, each in result.groups.items()} == {"cpu": 0, "gpu": 3}
+
+    def test_task_without_subtasks_waits_for_any_first_worker(
+        self, plugin: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.demand(plugin, monkeypatch, {"a": {}}, {}) == [{"needs": {}, "count": 1}]
+        assert self.demand(plugin, monkeypatch, {"a": {}}, {("w0", "gpu-0"): 1}) == [
+            {"needs": {"gpu": 1}, "count": 1, "running": 1}
+        ]

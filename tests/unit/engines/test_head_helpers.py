@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import dask.dataframe
@@ -373,6 +374,17 @@ class TestRay:
         assert not gcs.requests
         assert ray.drain(gcs, ["aa"], 0.2, force=True) == {"aa": True}
 
+    def test_raylet_that_refuses_is_asked_once_per_second(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With each request the GCS writes the row of every actor there. Its reports are read much more often."""
+        gcs, clock = Gcs(idle_ms=500, accepts=10**9), [1000.0]
+
+        def sleep(seconds: float) -> None:
+            clock[0] += seconds
+
+        monkeypatch.setattr(ray, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+        assert ray.drain(gcs, ["aa"], 9.5, force=False) == {"aa": False}
+        assert len(gcs.requests) == 10 and gcs.looks > 100
+
     def test_only_requests_of_the_given_shapes_are_reported_as_infeasible(self) -> None:
         """Those that differ in their labels could be served."""
         gcs = Gcs(idle_ms=0)
@@ -405,6 +417,7 @@ class Gcs:
 
     def __init__(self, idle_ms: int, accepts: int = 1) -> None:
         self.requests: list[Any] = []
+        self.looks = 0
         self.reports: list[Any] = []
         self._accepts = accepts
         reply = autoscaler_pb2.GetClusterResourceStateReply()
@@ -413,6 +426,7 @@ class Gcs:
         self._state: bytes = reply.SerializeToString()
 
     def get_cluster_resource_state(self, timeout_s: float) -> bytes:
+        self.looks += 1
         return self._state
 
     def report_autoscaling_state(self, state: bytes) -> None:

@@ -34,11 +34,18 @@ def group(name: str = "cpu", least: int = 0, most: int = 10, **offers: float) ->
     return Group(name, Role.WORKER, 0, Process(()), min=least, max=most, offers={"cpu": 4.0, **offers})
 
 
-def settled(groups: Sequence[Group], demand: Sequence[Demand] | None, **supply: Supply) -> tuple[Scaling, int]:
+def sized(name: str, cpu: float, priority: int = 0) -> Group:
+    """A group whose members take the processors that they offer."""
+    return replace(group(name, cpu=cpu), resources=Resources(cpu=cpu), priority=priority)
+
+
+def settled(
+    groups: Sequence[Group], demand: Sequence[Demand] | None, limits: Sequence[Limit] = (), **supply: Supply
+) -> tuple[Scaling, int]:
     """The decision after three seconds of the same demand, and the number of changes on the way."""
     memory, changes, now, before = Memory(), 0, 1000.0, None
     while now < 1003.0:
-        result = targets(Situation(groups, supply, demand), POLICY, memory, now)
+        result = targets(Situation(groups, supply, demand, limits), POLICY, memory, now)
         chosen = {name: each.target for name, each in result.groups.items()}
         changes += before is not None and chosen != before
         memory, before, now = result.memory, chosen, now + min(0.5, result.next_look)
@@ -142,14 +149,30 @@ def test_node_autoscaler_gets_its_time() -> None:
 
 
 def test_full_machine_limits_what_is_added() -> None:
-    groups = [replace(group(), resources=Resources(cpu=4.0))]
     limit = Limit("this machine has 8 processors", "cpu", 8.0)
-    memory, now = Memory(), 1000.0
-    for _ in range(8):
-        result = targets(Situation(groups, {}, [Demand(CPU, 40)], (limit,)), POLICY, memory, now)
-        memory, now = result.memory, now + 0.5
+    result, _ = settled([sized("cpu", 4.0)], [Demand(CPU, 40)], (limit,))
     assert numbers(result) == {"cpu": 2}
     assert result.groups["cpu"].reason == "Limited" and "this machine has 8 processors" in result.groups["cpu"].message
+
+
+def test_full_machine_leaves_work_to_members_that_still_fit() -> None:
+    """A machine of 6 processors: one member with 4 fits, and two with 1."""
+    groups = [sized("large", 4.0, priority=1), sized("small", 1.0)]
+    limit = Limit("this machine has 6 processors", "cpu", 6.0)
+    result, changes = settled(groups, [Demand(CPU, 40)], (limit,))
+    assert (numbers(result), changes) == ({"large": 1, "small": 2}, 1)
+    for each in result.groups.values():
+        assert each.reason == "Limited" and "this machine has 6 processors" in each.message
+
+
+@pytest.mark.parametrize("ready", [0, 2])
+def test_groups_elsewhere_serve_the_work_for_which_one_machine_has_no_room(ready: int) -> None:
+    groups = [sized("here", 4.0, priority=1), sized("there", 4.0)]
+    limit = Limit("this machine has 8 processors", "cpu", 8.0, frozenset({"here"}))
+    supply = {"here": Supply(ready=ready)}
+    result, _ = settled(groups, [Demand(CPU, 28, running=4 * ready)], (limit,), **supply)
+    assert numbers(result) == {"here": 2, "there": 5}
+    assert numbers(settled(groups, [Demand(CPU, 8)], (limit,), **supply)[0]) == {"here": 2, "there": 0}
 
 
 @given(

@@ -308,14 +308,22 @@ def test_8_blocked_group_keeps_one_probe_and_others_go_on(count: int, places: in
 @given(fleets(), st.integers(2, 6), st.sampled_from(Placement))
 def test_9_gang_gets_all_of_its_members_or_none(groups: tuple[Group, ...], count: int, placement: Placement) -> None:
     groups = tuple(replace(each, min=0) for each in groups)
-    *_, result = Play(groups).run([[Demand({"cpu": 3.0}, count, gang="a", placement=placement)]] * 4)
+    gang = Demand({"cpu": 3.0}, count, gang="a", placement=placement)
+    *_, result = Play(groups).run([[gang]] * 4)
     total = sum(numbers(result).values())
+    room = {each.name: fit(each, gang) for each in groups}  # of one member
+    if placement is Placement.ANY:
+        largest = sum(room[each.name] * (each.max or 0) for each in groups)
+        assert bool(result.unservable) == (largest < count), "it is served if there is room for it"
     if result.unservable:
         assert total == 0
     elif placement is Placement.SPREAD:
         assert total == count
+    elif placement is Placement.PACK:
+        assert [number for name, number in numbers(result).items() if room[name] >= count and number] == [total] == [1]
     else:
-        assert total == 1 if placement is Placement.PACK else total >= 1
+        found = sorted(room[name] for name, number in numbers(result).items() for _ in range(number))
+        assert sum(found) >= count > sum(found[:-1]), "room for all, and the last member is needed"
 
 
 @quick
