@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from oars.engines.base import Engine, Wire, drained
 from oars.engines.dask import live, shape
-from oars.engines.packaged import PackagedEngine
+from oars.engines.module_engine import ModuleEngine
 from oars.model import HEAD, Drained, DrainOutcome, MemberId, MemberView, View
 
 
@@ -61,7 +61,7 @@ def _outcome(replies: Sequence[Drained]) -> tuple[DrainOutcome, str]:
 
 
 def pod_engine(workers: PodWorkers) -> Engine:
-    return PackagedEngine("dask", "oars.engines.dask.session", shape, workers)
+    return ModuleEngine("dask", "oars.engines.dask.session", shape, workers)
 
 
 def pod_of(worker: str, address: str, hosts: Mapping[MemberId, str]) -> MemberId | None:

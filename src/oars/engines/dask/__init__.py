@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from oars.engines.base import Engine, Shell
 from oars.engines.dask import live, shape
-from oars.engines.packaged import PackagedEngine
+from oars.engines.module_engine import ModuleEngine
 
-engine: Engine = PackagedEngine(
+engine: Engine = ModuleEngine(
     "dask",
     "oars.engines.dask.session",
     shape,

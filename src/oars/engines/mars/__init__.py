@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oars.engines.base import Engine, Footprint, Shell
 from oars.engines.mars import live, shape
-from oars.engines.packaged import PackagedEngine
+from oars.engines.module_engine import ModuleEngine
 
 CONNECT = """
 import os
@@ -16,7 +16,7 @@ else:
 client = new_session(os.environ['OARS_ADDRESS'], default=True)
 """
 
-engine: Engine = PackagedEngine(
+engine: Engine = ModuleEngine(
     "mars",
     "oars.engines.mars.session",
     shape,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from oars.engines.base import Engine, Footprint, Shell
-from oars.engines.packaged import PackagedEngine
+from oars.engines.module_engine import ModuleEngine
 from oars.engines.ray import live, shape
 
-engine: Engine = PackagedEngine(
+engine: Engine = ModuleEngine(
     "ray",
     "oars.engines.ray.session",
     shape,

@@ -17,9 +17,9 @@ from oars.client.pod_route import Patience
 from oars.compat.dask_kubernetes import checks, config, templates
 from oars.compat.dask_kubernetes.classic.deployment import Plan
 from oars.compat.dask_kubernetes.classic.source import configured_template, read_template
+from oars.compat.dask_kubernetes.cluster_manager import OPTIONS
 from oars.compat.dask_kubernetes.common.auth import ClusterAuth
 from oars.compat.dask_kubernetes.common.model import Model
-from oars.compat.dask_kubernetes.managed import OPTIONS
 from oars.compat.dask_kubernetes.templates import Settings
 
 MODES = ("remote", "local")

@@ -21,9 +21,9 @@ from oars.compat.dask_kubernetes.adaptive import DrainingAdaptive
 from oars.compat.dask_kubernetes.classic import arguments, bounds
 from oars.compat.dask_kubernetes.classic.deployment import Deployment, Plan
 from oars.compat.dask_kubernetes.classic.handles import SchedulerHandle, WorkerHandle
+from oars.compat.dask_kubernetes.cluster_manager import ClusterManager
 from oars.compat.dask_kubernetes.common.auth import ClusterAuth
 from oars.compat.dask_kubernetes.common.model import Model, model
-from oars.compat.dask_kubernetes.managed import ManagedCluster
 from oars.compat.dask_kubernetes.relay import Relay
 from oars.compat.dask_kubernetes.scheduler_preload import install
 from oars.engines.dask import live
@@ -36,7 +36,7 @@ from oars.plan.why import ROUTINE
 logger = logging.getLogger("oars.compat.dask_kubernetes")
 
 
-class KubeCluster(ManagedCluster):
+class KubeCluster(ClusterManager):
     """Start a Dask cluster whose scheduler and workers are pods made from a template.
 
     pod_template: a worker's pod, as an object of the `kubernetes` package, the result of make_pod_spec, a dict, or the

@@ -17,7 +17,7 @@ from oars.base.errors import SpecError, UsageError
 from oars.base.text import suggest
 from oars.compat.dask_kubernetes import checks, config
 from oars.compat.dask_kubernetes.classic.arguments import user_name
-from oars.compat.dask_kubernetes.managed import OPTIONS
+from oars.compat.dask_kubernetes.cluster_manager import OPTIONS
 from oars.compat.dask_kubernetes.operator import manifest
 from oars.compat.dask_kubernetes.templates import cluster_name
 from oars.spec import load

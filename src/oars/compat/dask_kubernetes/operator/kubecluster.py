@@ -17,7 +17,7 @@ from oars.client.backend import Backend, ClusterHandle, CreateOptions, Location
 from oars.client.backends import backend_for
 from oars.client.handles import Bounds, adapt, first_problem, read_logs, scale, wait_ready
 from oars.compat.dask_kubernetes import checks, config
-from oars.compat.dask_kubernetes.managed import ManagedCluster
+from oars.compat.dask_kubernetes.cluster_manager import ClusterManager
 from oars.compat.dask_kubernetes.operator import arguments, manifest
 from oars.compat.dask_kubernetes.operator.arguments import CreateMode
 from oars.compat.dask_kubernetes.relay import Relay
@@ -29,7 +29,7 @@ NOT_STARTED = 400  # the API server's status for the log of a container that has
 ADAPT_OPTIONS = {"scale_down_delay": 15.0}  # as in dask-kubernetes
 
 
-class KubeCluster(ManagedCluster):
+class KubeCluster(ClusterManager):
     """Create a Dask cluster on Kubernetes, or connect to one.
 
     name: may have {user}, {uuid} and environment variables.

@@ -12,12 +12,12 @@ from distributed import Scheduler
 from distributed.core import rpc
 
 from oars.base.errors import OarsError
-from oars.compat.dask_kubernetes import managed
+from oars.compat.dask_kubernetes import cluster_manager
 
 REMOVAL_SECONDS = 0.2  # requests to an API server
 
 
-class InterruptedCluster(managed.ManagedCluster):
+class InterruptedCluster(cluster_manager.ClusterManager):
     """Ctrl-C is pressed while it waits for its scheduler. `done` lists what happened."""
 
     def __init__(self, done: list[str]) -> None:
@@ -35,7 +35,7 @@ class InterruptedCluster(managed.ManagedCluster):
         self.done.append("removed")
 
 
-class RunningCluster(managed.ManagedCluster):
+class RunningCluster(cluster_manager.ClusterManager):
     """A scheduler in this process. Its removal fails as often as `failures` says."""
 
     def __init__(self, name: str, removed: list[str], failures: int = 0) -> None:
@@ -75,8 +75,8 @@ def test_failed_deletion_at_exit_leaves_no_other_cluster(
 ) -> None:
     removed: list[str] = []
     clusters = [RunningCluster("broken", removed, failures=1), RunningCluster("a", removed)]
-    monkeypatch.setattr(managed.ManagedCluster, "_instances", clusters)
-    managed.close_clusters()
+    monkeypatch.setattr(cluster_manager.ClusterManager, "_instances", clusters)
+    cluster_manager.close_clusters()
     assert removed == ["a"]
-    (warning,) = [each.getMessage() for each in caplog.records if each.name == managed.logger.name]
+    (warning,) = [each.getMessage() for each in caplog.records if each.name == cluster_manager.logger.name]
     assert "'broken'" in warning and "The API server does not answer." in warning

@@ -34,7 +34,7 @@ class LiveModule(Protocol):
 
 
 @dataclass(frozen=True)
-class PackagedEngine:
+class ModuleEngine:
     """See oars.engines.base.Engine."""
 
     name: str

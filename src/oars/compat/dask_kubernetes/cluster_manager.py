@@ -28,11 +28,11 @@ OPTIONS = {"asynchronous": False, "loop": None, "quiet": False, "silence_logs": 
            "scheduler_sync_interval": 1}  # fmt: skip
 
 
-class ManagedCluster(Cluster):  # type: ignore[misc]
+class ClusterManager(Cluster):  # type: ignore[misc]
     """A cluster manager of distributed. Subclasses implement `_deploy`, which sets `scheduler_comm` and puts on
     `_opened` how to undo what it did."""
 
-    _instances: ClassVar[weakref.WeakSet[ManagedCluster]] = weakref.WeakSet()
+    _instances: ClassVar[weakref.WeakSet[ClusterManager]] = weakref.WeakSet()
     status = Status.closed  # there is nothing to close if an argument is wrong
     scheduler_info: Any
 
@@ -151,7 +151,7 @@ class ManagedCluster(Cluster):  # type: ignore[misc]
 @atexit.register
 def close_clusters() -> None:
     """Delete the pods of clusters that a program did not close."""
-    for cluster in list(ManagedCluster._instances):
+    for cluster in list(ClusterManager._instances):
         if cluster.shutdown_on_close and not cluster.asynchronous and cluster.status != Status.closed:
             try:
                 cluster.close(timeout=CLOSE_AT_EXIT_SECONDS)
