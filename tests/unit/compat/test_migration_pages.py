@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.compat import blocks
-from tests.compat.store import SOURCES, digests, stored
+from tests.compat.store import digests
 
 ROOT = Path(__file__).parents[3]
-ORIGINALS = sorted((ROOT.parent / "shared/seeds").glob("*.txt"))  # in the order of SOURCES; not in the repository
 # Page, and the file of the tests that are named without one.
 PAGES = {
     "docs/migrate/mars.md": "tests/e2e/test_compat_mars.py",
@@ -81,12 +80,6 @@ def test_every_sentence_is_quoted(document: str) -> None:
     assert not missing, "no row quotes the sentences with these numbers"
     found = {tuple(each[: n + 1]) for each in openings for n in range(len(each))}
     assert [text for text, quote in quoted if tuple(quote) not in found] == [], "not on the page"
-
-
-@pytest.mark.skipif(not ORIGINALS, reason="the original pages are not on this machine")
-def test_stored_pages_are_those_of_the_documents() -> None:
-    texts = {name: path.read_text() for name, path in zip(SOURCES, ORIGINALS, strict=True)}
-    assert [name for name, content in stored(texts).items() if blocks.text(name) != content] == []
 
 
 # Shell lines of a document → what its page says instead. test_ray_page.py compares those of Ray; Dask has none.
