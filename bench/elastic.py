@@ -17,6 +17,7 @@ from oars import Cluster
 from oars.spec.load import build
 from oars.testing.driver import DriverProgram
 
+REACTION_ENGINES = ("dask", "ray", "mars")
 ROUNDS = 5
 LOOK = 0.02  # seconds between two looks at the number of workers
 GROUP = {"replicas": 0, "max": 2, "cpu": 0.5, "memory": "640Mi"}
@@ -36,7 +37,7 @@ with oars.executor() as pool:
 
 
 def bench_reaction() -> Iterator[dict[str, Any]]:
-    for engine in ("dask", "ray", "mars"):
+    for engine in REACTION_ENGINES:
         data = {"engine": engine, "workers": [GROUP], "autoscale": {"scaleDownDelay": "5s"}}
         with Cluster(build(data).spec, timeout="180s") as cluster, DriverProgram(cluster, PROGRAM) as program:
             program.expect("connected")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.elastic import REACTION_ENGINES
 from bench.scale_down import WAYS
 
 REACTION_COLUMNS = ("engine", "workers are wanted", "latest of five", "work is done", "zero again")
@@ -20,12 +21,12 @@ SCALE_DOWN_COLUMNS = (
 SCALE_DOWN_HEAD = """## Scale-down under load
 
 A driver computes chains of three tasks whose intermediate results live on the workers, holds, checks and releases them,
-and calls an actor where the engine has actors (Dask, Ray). Meanwhile six of eight workers leave, again and again. Oars
-drains them when the cluster is scaled down; one that holds something that cannot move, such as an actor, stays, and the
-scale-down is withdrawn after 40 s. KubeRay's way is to delete pods without a drain; dask-kubernetes' way is
-Dask's own retirement, after which the pods are deleted at once. Workers are local processes that stand for pods: "a
-pod is deleted" means SIGTERM, up to 30 s, then SIGKILL. `python -m bench scale_down` measures until 200 workers have
-left with Oars, and 48 in each other way.
+and calls an actor where the engine has actors (Dask, Ray). Meanwhile six of eight workers leave in one step, again and
+again. With Oars a step is one scale-down, which drains the six; one that holds something that cannot move, such as an
+actor, stays, and the scale-down is withdrawn after 40 s. KubeRay's way is to delete pods without a drain;
+dask-kubernetes' way is Dask's own retirement, after which the pods are deleted at once. Workers are local processes
+that stand for pods: "a pod is deleted" means SIGTERM, up to 30 s, then SIGKILL. `python -m bench scale_down` measures
+until 200 workers have left with Oars, and 48 in each other way.
 """
 REACTION_HEAD = """## From zero to zero with real engines
 
@@ -65,6 +66,8 @@ READINGS_HEAD = """Oars' idle time and waiting time as a share of those of Ray v
 those of the reference function of the research, which gets Dask's signals (`python -m bench.autoscale_reference`). The
 score is the geometric mean of the last two. [What needs words](autoscaling.md#what-it-costs-and-gains).
 """
+FIGURES = ("idle", "wait")
+LIMIT = 1.05  # a figure above it is clearly worse
 WITH_DASK, WITH_RAY, RAY = "Oars, Dask's signals", "Oars, Ray's signals", "Ray v2, no launch limit"
 
 
@@ -76,7 +79,7 @@ def sections(results: Path) -> Iterator[str]:
     if "reaction" in found:
         rows = found["reaction"]["rows"]
         yield from engines(REACTION_HEAD, REACTION_COLUMNS, found["reaction"], map(reaction, rows))
-        if missing := [name for name in WAYS if not any(row["engine"] == name for row in rows)]:
+        if missing := [name for name in REACTION_ENGINES if not any(row["engine"] == name for row in rows)]:
             yield f"Not measured in this run: {', '.join(missing)}.\n"
     if "spill" in found:
         yield from engines(SPILL_HEAD, SPILL_COLUMNS, found["spill"], map(spill, found["spill"]["rows"]))
@@ -110,6 +113,12 @@ def scale_down(record: Mapping[str, Any]) -> Iterator[str]:
     yield from table(
         SCALE_DOWN_COLUMNS, ([*own, ran, *end] for own, ran, end in zip(figures, again, ends, strict=True))
     )
+    ours = [
+        f"{row['left']} workers in {row['steps']} scale-downs ({row['engine']})"
+        for row in ordered
+        if row["way"] == "Oars"
+    ]
+    yield f"So the rows of Oars count {', '.join(ours)}.\n"
     done = {(row["engine"], row["way"]) for row in rows}
     if missing := [f"{way} ({engine})" for engine, ways in WAYS.items() for way in ways if (engine, way) not in done]:
         yield f"Not measured in this run: {', '.join(missing)}.\n"
@@ -160,15 +169,21 @@ def cell(row: Mapping[str, Any]) -> str:
 
 def readings(rows: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     by_policy = {(row["load"], row["policy"]): row for row in rows}
-    found, scores = [], []
+    found, scores, compared = [], [], []
     for other in reference:
-        ours, signals, ray = (by_policy[other["load"], policy] for policy in (WITH_DASK, WITH_RAY, RAY))
-        pairs = [[a[key] / b[key] for key in ("idle", "wait")] for a, b in ((ours, ray), (signals, ray), (ours, other))]
+        load = other["load"]
+        ours, signals, ray = (by_policy[load, policy] for policy in (WITH_DASK, WITH_RAY, RAY))
+        pairs = [[a[key] / b[key] for key in FIGURES] for a, b in ((ours, ray), (signals, ray), (ours, other))]
         scores.append(math.sqrt(math.prod(pairs[2])))
-        found.append([other["load"], *(f"{ratio:.2f}" for pair in pairs for ratio in pair), f"{scores[-1]:.3f}"])
+        found.append([load, *(f"{ratio:.2f}" for pair in pairs for ratio in pair), f"{scores[-1]:.3f}"])
+        compared += [(ratio, f"{key} on {load} ({ratio:.2f})") for key, ratio in zip(FIGURES, pairs[2], strict=True)]
     yield READINGS_HEAD
-    headings = [f"{what}, {of}" for of in ("Dask's signals / Ray", "Ray's signals / Ray") for what in ("idle", "wait")]
-    yield from table(["load", *headings, "idle / reference", "wait / reference", "score"], found)
+    headings = [f"{what}, {of}" for of in ("Dask's signals / Ray", "Ray's signals / Ray") for what in FIGURES]
+    yield from table(["load", *headings, *(f"{what} / reference" for what in FIGURES), "score"], found)
     better = sum(score < 1.0 for score in scores)
     yield f"By the score, Oars is better than the reference on {better} of {len(scores)} loads; at worst it has"
     yield f"{max(scores):.3f}.\n"
+    far = [text for ratio, text in compared if ratio > LIMIT]
+    close = [text for ratio, text in compared if 1 < float(f"{ratio:.2f}") <= LIMIT]
+    yield f"Single figures in which Oars loses to the reference by more than 5 %: {', '.join(far) or 'none'};"
+    yield f"by 5 % or less: {', '.join(close) or 'none'}.\n"

@@ -132,6 +132,7 @@ WAYS: dict[str, dict[str, Leave]] = {
     "dask": {"Oars": leave_drained, "dask-kubernetes' way": leave_retired, "KubeRay's way": leave_deleted},
     "ray": {"Oars": leave_drained, "KubeRay's way": leave_deleted},
     "mars": {"Oars": leave_drained, "KubeRay's way": leave_deleted},
+    "pymars": {"Oars": leave_drained, "KubeRay's way": leave_deleted},
 }
 
 
