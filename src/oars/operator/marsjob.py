@@ -91,11 +91,11 @@ def not_honoured(resource: Object, status: Mapping[str, Any]) -> list[str]:
     found = [f"{each.path}: {each.reason}" for each in _converted(resource)[1] if not each.path.startswith(_LIVE)]
     if spec.get("cronPolicy") and (problem := marsjob_schedule.problem(resource)):
         found.append(f"spec.cronPolicy: {problem}")
-    if marsjob_gang.is_missing(status):
+    if reason := marsjob_gang.problem(resource, status):
         fields = [each for each in marsjob_gang.FIELDS if (spec.get("schedulingPolicy") or {}).get(each)]
-        found += [f"spec.schedulingPolicy.{each}: {marsjob_gang.MISSING}" for each in fields]
-    if marsjob_queue.is_missing(status):
-        found.append(f"metadata.labels: {marsjob_queue.MISSING}")
+        found += [f"spec.schedulingPolicy.{each}: {reason}" for each in fields]
+    if reason := marsjob_queue.problem(resource, status):
+        found.append(f"metadata.labels: {reason}")
     if (spec.get("schedulingPolicy") or {}).get("priority") and not marsjob_queue.honours_priority(resource, status):
         found.append("spec.schedulingPolicy.priority: only Kueue takes it; the pods have that of their priority class")
     for role, each in spec["marsReplicaSpecs"].items():
@@ -238,8 +238,8 @@ def course(
     found = follow(resource, status, pods, causes, now)
     metadata, host = resource["metadata"], resource["spec"].get("webHost")
     listed = status.get("notHonoured") or []
-    problems = ((marsjob_gang, marsjob_gang.is_missing(status)), (marsjob_queue, marsjob_queue.is_missing(status)))
-    is_complete = all(any(each.MISSING in line for line in listed) for each, is_missing in problems if is_missing)
+    problems = filter(None, (each.problem(resource, status) for each in (marsjob_gang, marsjob_queue)))
+    is_complete = all(any(problem in line for line in listed) for problem in problems)
     if status.get("notHonouredGeneration") == metadata["generation"] and is_complete:
         return found
     fields = not_honoured(resource, status)

@@ -1,7 +1,8 @@
 """The `schedulingPolicy` of a MarsJob: with a queue, or a number of members that start together, Volcano schedules it.
 
 The operator creates the PodGroup, named like the job, before the pods. Where Volcano is missing, the job runs without
-it, and the fields are listed as not honoured; while Volcano refuses the PodGroup, the job waits."""
+it, and the fields are listed as not honoured; while Volcano refuses the PodGroup, the job waits. A job that runs when
+it gets the fields is left alone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_conflict, is_permanent
 from oars.kube.kinds import Object
 from oars.model import Desired, Group
-from oars.operator.marsjob_status import WAITING
+from oars.operator.marsjob_status import WAITING, has_begun
 from oars.operator.pod_groups import POD_GROUP
 from oars.operator.queues import LOOK_SECONDS
 from oars.places.kube import names
@@ -28,6 +29,7 @@ FIELDS = ("queue", "minAvailable")  # of the policy, which need Volcano
 MISSING = (
     "the operator cannot create PodGroups: Volcano is not installed, or `oars operator install` ran without --queues"
 )
+LATE = "the job ran already when it got the field"
 
 
 def is_wanted(resource: Object) -> bool:
@@ -37,12 +39,14 @@ def is_wanted(resource: Object) -> bool:
 
 def waits(resource: Object, status: Mapping[str, Any]) -> bool:
     """True until the PodGroup exists, or it is known that there is no Volcano."""
-    return is_wanted(resource) and POD_GROUP_NAME not in status
+    return is_wanted(resource) and POD_GROUP_NAME not in status and not has_begun(status)
 
 
-def is_missing(status: Mapping[str, Any]) -> bool:
-    """True if the job runs without the PodGroup that it should have."""
-    return status.get(POD_GROUP_NAME) == ""
+def problem(resource: Object, status: Mapping[str, Any]) -> str:
+    """Why the job runs without the PodGroup that it should have; empty: it does not."""
+    if POD_GROUP_NAME in status:
+        return "" if status[POD_GROUP_NAME] else MISSING
+    return LATE if is_wanted(resource) and has_begun(status) else ""
 
 
 def pod_group(resource: Object, cluster: Desired) -> Object:

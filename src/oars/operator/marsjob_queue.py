@@ -1,5 +1,6 @@
 """A MarsJob with Kueue's label waits for its admission: the operator creates its Workload, and starts its pods when
-Kueue has admitted that. An evicted job stops, and returns to the queue with a new Workload when its pods are gone."""
+Kueue has admitted that. An evicted job stops, and returns to the queue with a new Workload when its pods are gone. A
+job that runs when it gets the label is left alone."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_conflict, is_permanent
 from oars.kube.kinds import Kind, Object
 from oars.model import Desired, Group
-from oars.operator.marsjob_status import RUNNING, WAITING, is_ended, last_type
+from oars.operator.marsjob_status import RUNNING, WAITING, has_begun, is_ended, last_type
 from oars.operator.queues import GROUP, LOOK_SECONDS, POLL, VERSIONS, queue_of
 from oars.places.kube import names
 from oars.places.kube.render.workload import Placement, cluster_sets, set_name, with_placement
@@ -26,6 +27,7 @@ MISSING = (
     f"the label {names.KUEUE_QUEUE} has no effect: Kueue is not installed, or `oars operator install` ran without "
     "--queues"
 )
+LATE = f"the label {names.KUEUE_QUEUE} has no effect: the job ran already when it got the label"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def admission_of(status: Mapping[str, Any]) -> Admission | None:
 async def review(client: Client, root: ResourceRoot, cluster: Desired, pods: Sequence[Object]) -> float:
     """Let the job wait, run or stop as Kueue says. Returns the seconds until the next look."""
     resource, known = root.resource, admission_of(root.status)
-    if known is None and (is_ended(root.status) or not queue_of(resource)):
+    if known is None and (is_ended(root.status) or has_begun(root.status) or not queue_of(resource)):
         return math.inf
     if known is not None and not known.version:
         return math.inf
@@ -156,14 +158,16 @@ def _not_usable(workload: Object, resource: Object) -> str:
     return f"The former Workload {name!r} is being deleted." if workload["metadata"].get("deletionTimestamp") else ""
 
 
-def is_missing(status: Mapping[str, Any]) -> bool:
-    """True if the job runs without the queue that it should wait for."""
+def problem(resource: Object, status: Mapping[str, Any]) -> str:
+    """Why the job runs without the queue of its label; empty: it does not."""
     known = admission_of(status)
-    return known is not None and not known.version
+    if known is not None:
+        return "" if known.version else MISSING
+    return LATE if queue_of(resource) and has_begun(status) else ""
 
 
 def honours_priority(resource: Object, status: Mapping[str, Any]) -> bool:
-    return bool(queue_of(resource)) and not is_missing(status)
+    return bool(queue_of(resource)) and not problem(resource, status)
 
 
 def placed(desired: Desired, status: Mapping[str, Any]) -> Desired:

@@ -26,6 +26,7 @@ RESTARTS = ("Always", "OnFailure")  # policies with which a scheduler that ended
 RETRYABLE_CODES = (130, 137, 138, 143)
 RETRYABLE_REASONS = ("OOMKilled", "Killed", "Evicted", "UnexpectedAdmissionError")
 LOST_WORKERS = "lostWorkers"  # field of the status: name → group of the workers that are not replaced
+LOOP = "loop"  # field of the status: LoopState
 WAITING = "queueMessage"  # field of the status: why the job waits for its queue
 KEEP = "None"  # the cleanPodPolicy with which the pods stay
 HEAD_SLACK = 30.0  # seconds after the start of a new head in which workers end because of the former one
@@ -58,6 +59,13 @@ def policy_of(spec: Mapping[str, Any]) -> Policy:
 
 def is_ended(status: Mapping[str, Any]) -> bool:
     return bool(status.get("completionTime"))
+
+
+def has_begun(status: Mapping[str, Any]) -> bool:
+    """True if Oars started the job's pods, and no queue has taken that back: the job does not enter a queue any more.
+    KubeDL may have written the conditions, but not the state of the loop."""
+    types = {each["type"] for each in status.get("conditions") or ()}
+    return not status.get(WAITING) and LOOP in status and not types.isdisjoint((CREATED, RUNNING, RESTARTING))
 
 
 def keeps_pods(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
@@ -270,10 +278,10 @@ class MarsJobStatus:
     places.kube.state.status_codec.StatusCodec)."""
 
     def load_state(self, status: Mapping[str, Any]) -> LoopState:
-        return status_codec.load_state(status.get("loop"))
+        return status_codec.load_state(status.get(LOOP))
 
     def dump_state(self, state: LoopState) -> Object:
-        return {"loop": {key: value for key, value in status_codec.dump_state(state).items() if value is not None}}
+        return {LOOP: {key: value for key, value in status_codec.dump_state(state).items() if value is not None}}
 
     def dump_report(self, report: Report, before: Mapping[str, Any], now: str) -> Object:
         return {"observedGeneration": report.status.generation}

@@ -335,3 +335,36 @@ def test_job_waits_while_kueue_refuses_its_workload_or_flavors_cannot_be_read() 
         and pod["tolerations"] == [{"key": "spot", "operator": "Exists"}]
     )
     assert "nodeSelector" not in settled(root).shape.workers[0].pod["spec"]
+
+
+RUNS = {"loop": {}, "conditions": [{"type": "Created"}, {"type": "Running"}]}
+
+
+@pytest.mark.parametrize("has_kueue", [True, False])
+def test_label_that_is_added_to_a_job_that_runs_changes_nothing_and_is_listed(has_kueue: bool) -> None:
+    api = Api()
+    if not has_kueue:
+        api.refusal = ApiError(404, {"reason": "NotFound"})
+    root = root_of(api, {**queued(schedulingPolicy={"priority": 7}), "status": RUNS})
+    assert math.isinf(review(api, root)) and root.status == RUNS and not api.objects
+    assert settled(root).running
+    course = marsjob.course(root.resource, {**RUNS, "notHonouredGeneration": 1}, [], (), NOW)
+    listed = {each.partition(":")[0] for each in course.changes["notHonoured"] if "ran already" in each}
+    assert listed == {"metadata.labels"}
+    assert any("spec.schedulingPolicy.priority" in each for each in course.changes["notHonoured"])
+
+
+def test_queue_of_volcano_that_is_added_to_a_job_that_runs_changes_nothing_and_is_listed() -> None:
+    api = Api()
+    api.refusal = ApiError(422, {"reason": "Invalid", "message": "queue nope does not exist"})
+    root = root_of(api, {**job(schedulingPolicy={"queue": "nope"}), "status": RUNS})
+    assert math.isinf(ensure(api, root)) and root.status == RUNS and settled(root).running
+    listed = marsjob.not_honoured(root.resource, root.status)
+    assert [each for each in listed if "ran already" in each] == [f"spec.schedulingPolicy.queue: {marsjob_gang.LATE}"]
+
+
+def test_job_that_ran_under_kubedl_enters_its_queue() -> None:
+    api = Api()
+    root = root_of(api, {**queued(), "status": {"conditions": RUNS["conditions"]}})
+    review(api, root)
+    assert not settled(root).running and ("Workload", NAME) in api.objects
