@@ -139,6 +139,13 @@ def test_patterns_of_quantities_match_the_models(
             read(text)
 
 
+@pytest.mark.parametrize("read", crd.QUANTITIES)
+def test_quantities_are_short(read: Callable[[object], object]) -> None:
+    longest = crd.QUANTITIES[read]["maxLength"]
+    with pytest.raises(ValueError, match="characters"):
+        read("1" * (longest + 1))
+
+
 def test_status_matches_the_schema() -> None:
     status = STATUS["properties"]
     groups = (GroupStatus("default", 3, 3, min=0, max=5),)

@@ -49,11 +49,17 @@ ANY_OBJECT: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": 
 # A structural schema has no number-or-string type. Without a type, bounds apply to numbers and the pattern to strings.
 # Contradictory bounds reject objects and lists, and the enum rejects booleans.
 _NO_OTHER_TYPE = {"minProperties": 1, "maxProperties": 0, "minItems": 1, "maxItems": 0, "not": {"enum": [True, False]}}
-_NUMBER_OR_STRING: Schema = {"x-kubernetes-preserve-unknown-fields": True, "minimum": 0, **_NO_OTHER_TYPE}
+_NUMBER_OR_STRING: Schema = {
+    "x-kubernetes-preserve-unknown-fields": True,
+    "minimum": 0,
+    "maxLength": resources.MAX_LENGTH,
+    **_NO_OTHER_TYPE,
+}
 _MEMORY: Schema = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
     "minimum": 2**20,
+    "maxLength": resources.MAX_LENGTH,
     "pattern": r"^\s*\d+(\.\d+)?\s*([kKmMgGtT]([iI]?[bB]?)?|[bB])?\s*$",
 }
 _CPU = {"exclusiveMinimum": True, "maximum": resources.MAX_CPU, "pattern": r"^\s*\d*\.?\d+m?\s*$"}

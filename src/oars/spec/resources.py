@@ -10,21 +10,29 @@ _MEMORY_UNITS = {
     "ki": 2**10, "kib": 2**10, "mi": 2**20, "mib": 2**20, "gi": 2**30, "gib": 2**30, "ti": 2**40, "tib": 2**40,
 }  # fmt: skip
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
-_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
-
+MAX_LENGTH = 64  # of a quantity as text
 MAX_CACHE_PERCENT = 90
 MAX_MEMORY = 2**50  # a larger value has a wrong unit
 MAX_CPU = 4096
 MAX_SECONDS = 365 * 86400.0
 
 
+def _text(value: object) -> str:
+    text = str(value)
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"a text of {len(text)} characters is no quantity; use at most {MAX_LENGTH}")
+    return text.strip()
+
+
 def memory(value: object) -> int:
     """'1Gi', '512MB', '2g' or a number of bytes → bytes."""
     is_text_or_number = isinstance(value, int | float | str) and not isinstance(value, bool)
-    match = _NUMBER_AND_UNIT.fullmatch(str(value)) if is_text_or_number else None
+    match = _NUMBER_AND_UNIT.fullmatch(_text(value)) if is_text_or_number else None
     unit = _MEMORY_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{value!r} is not an amount of memory; write it like 512Mi or 4Gi")
@@ -36,7 +44,7 @@ def memory(value: object) -> int:
 
 def cache(value: object) -> int | str:
     """'40%' of the memory, or an amount such as '4Gi' → '40%', or bytes."""
-    match = _PERCENT.fullmatch(str(value))
+    match = _PERCENT.fullmatch(_text(value))
     if match is None:
         try:
             return memory(value)
@@ -54,7 +62,7 @@ def cache_size(value: int | str, of_memory: int) -> int:
 
 def cpu(value: object) -> float:
     """2, 0.5, '500m' → processors."""
-    text = str(value).strip()
+    text = _text(value)
     try:
         amount = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
     except ValueError:
@@ -66,10 +74,9 @@ def cpu(value: object) -> float:
 
 def duration(value: object) -> float:
     """90, '90s', '2m', '1h30m' → seconds."""
-    text = str(value).strip()
-    parts = _DURATION_PART.findall(text)
-    if parts and "".join(number + unit for number, unit in parts) == text:
-        seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
+    text = _text(value)
+    if _DURATION.fullmatch(text):
+        seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in _DURATION_PART.findall(text))
     else:
         try:
             seconds = float(text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +56,25 @@ def test_duration_is_parsed(written: object, seconds: float) -> None:
 def test_invalid_duration_is_rejected(written: object) -> None:
     with pytest.raises(ValueError, match="duration"):
         resources.duration(written)
+
+
+@pytest.mark.parametrize(
+    "read", [resources.memory, resources.cache, resources.cpu, resources.duration, resources.limit]
+)
+@pytest.mark.parametrize("written", ["1" * 50_000, "1" + " " * 50_000 + "!", "1s" * 50_000, "1." * 50_000])
+def test_long_text_is_rejected_at_once(read: Callable[[object], object], written: str) -> None:
+    """The operator reads it in its event loop."""
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"a text of \d+ characters is no quantity; use at most 64") as caught:
+        read(written)
+    assert time.process_time() - start < 0.5
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("read", [resources.memory, resources.cpu, resources.duration])
+def test_longest_text_is_read(read: Callable[[object], object]) -> None:
+    unit = "Mi" if read is resources.memory else ""
+    assert read("64" + " " * (resources.MAX_LENGTH - 2 - len(unit)) + unit) == read(f"64{unit}")
 
 
 @given(st.integers(min_value=2**20, max_value=resources.MAX_MEMORY))
