@@ -597,4 +597,4 @@ class Needs:
     modules: tuple[str, ...]
     requirements: tuple[str, ...]
     python: str = ">=3.11"
-    build_requirements: tuple[str, ...] = ()  # installed first; then `requirements` are built without isolation
+    build_requirements: tuple[str, ...] = ()  # installed first; then `distribution` is built without isolation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from oars.base.errors import EnvironmentFailed, Interrupted, OarsError, TimedOut
+from oars.compat.mars import install
 from oars.envs import Environments, PythonEnv, cache, program
 from oars.model import Needs
 
@@ -130,10 +132,43 @@ def test_package_without_build_isolation_is_built_after_its_dependencies(prepare
     (source / "setup.py").write_text(
         "import natsort\nfrom setuptools import setup\nsetup(name='tiny', py_modules=['tiny'])\n"
     )
-    tools = ("setuptools<80", "wheel", "natsort")
+    tools, tiny = ("setuptools<80", "wheel", "natsort"), f"tiny @ {source.as_uri()}"
     with pytest.raises(EnvironmentFailed, match="could not be built"):
-        prepare(Needs("tiny", ("tiny",), (str(source),)))
-    assert prepare(Needs("tiny", ("tiny",), (str(source),), build_requirements=tools)).version == "0.0.0"
+        prepare(Needs("tiny", ("tiny",), (tiny,)))
+    assert prepare(Needs("tiny", ("tiny",), (tiny,), build_requirements=tools)).version == "0.0.0"
+
+
+def test_package_beside_one_without_build_isolation_has_its_own_build_tools(prepare: Prepare, tmp_path: Path) -> None:
+    tiny, other = tmp_path / "tiny", tmp_path / "other"
+    for folder in (tiny, other):
+        folder.mkdir()
+        (folder / f"{folder.name}.py").write_text(f'"""{folder.name}"""\n')
+    (tiny / "setup.py").write_text("from setuptools import setup\nsetup(name='tiny', py_modules=['tiny'])\n")
+    (other / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["flit_core"]\nbuild-backend = "flit_core.buildapi"\n'
+        '[project]\nname = "other"\nversion = "1"\ndescription = "other"\n'
+    )
+    needs = Needs("tiny", ("tiny",), (f"tiny @ {tiny.as_uri()}",), build_requirements=("setuptools<80", "wheel"))
+    env = prepare(needs, str(other))
+    subprocess.run([env.python, "-c", "import tiny, other"], timeout=30, check=True)
+
+
+@pytest.mark.timeout(900)  # pymars is compiled, unless uv has its wheel
+def test_command_of_the_hint_makes_a_python_with_pymars_and_oars(tmp_path: Path) -> None:
+    oars, *words = shlex.split(install.pymars_command())
+    built = subprocess.run(
+        [Path(sys.executable).with_name(oars), *words, "--timeout", "14m"],
+        env={**os.environ, "OARS_CACHE_DIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    source = "import mars.tensor; from oars.compat.mars.cluster import find_distribution as find; print(find(None))"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    used = subprocess.run(
+        [built.stdout.strip(), "-c", source], env=env, cwd="/", stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert used.stdout == "pymars\n"
 
 
 def test_damaged_environment_is_rebuilt(prepare: Prepare) -> None:

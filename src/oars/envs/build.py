@@ -211,7 +211,7 @@ class Environments:
         install = [uv, "pip", "install", "--compile-bytecode", "--python", str(cache.python_of(env))]
         if needs.build_requirements:
             program.run([*install, "--", *needs.build_requirements], self._envs, lock, watch, "resolving build tools")
-            install.append("--no-build-isolation")
+            install += ["--no-build-isolation-package", needs.distribution]
             # Setuptools compiles files one by one unless this setting says otherwise.
             settings = env / "build.cfg"
             settings.write_text(f"[build_ext]\nparallel = {os.cpu_count() or 1}\n")

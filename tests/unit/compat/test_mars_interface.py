@@ -17,7 +17,7 @@ import oars.compat.mars as compat
 from oars import engines
 from oars.base.errors import EngineMissing, NotFound, OarsError, SpecError, TimedOut, UsageError
 from oars.client.kubernetes import KubeBackend
-from oars.compat.mars import arguments, cluster, rights
+from oars.compat.mars import arguments, cluster, install, rights
 from oars.compat.mars.arguments import Arguments
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.kube.render.objects import manifests
@@ -296,8 +296,9 @@ def test_missing_distribution_is_refused_before_anything_is_created(monkeypatch:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EngineMissing, match="This Python has neither"):
         compat.new_cluster(image="x")
-    with pytest.raises(EngineMissing, match="This Python has no pymars"):
+    with pytest.raises(EngineMissing, match="This Python has no pymars") as missing:
         compat.new_cluster(distribution="pymars")
+    assert missing.value.hint == install.hint("pymars")
     with pytest.raises(UsageError, match="There is no distribution 'pymar'"):
         compat.new_cluster(distribution="pymar")
 

@@ -21,7 +21,7 @@ from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.client.operator_client import if_allowed
 from oars.client.sync import run
 from oars.client.tunnels import POLL_SECONDS
-from oars.compat.mars import arguments, rights
+from oars.compat.mars import arguments, install, rights
 from oars.compat.mars.api_client import make_target
 from oars.compat.mars.arguments import Arguments
 from oars.engines.mars import session as sessions
@@ -345,5 +345,5 @@ def find_distribution(wanted: str | None) -> str:
             return distribution
     raise EngineMissing(
         f"This Python has neither {' nor '.join(candidates)}." if not wanted else f"This Python has no {wanted}.",
-        "Install it here: `pip install 'oars[mars]'` for xorbits, or `pip install pymars` for pymars.",
+        install.hint(*candidates),
     )

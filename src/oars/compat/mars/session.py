@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from oars.base.errors import EngineMissing
+from oars.compat.mars import install
 
 
 def new_session(address: str | None = None, **options: Any) -> Any:
@@ -15,7 +16,7 @@ def new_session(address: str | None = None, **options: Any) -> Any:
     known = sorted(("mars", "xorbits"), key=lambda name: name not in sys.modules)
     package = next((name for name in known if name in sys.modules or find_spec(name) is not None), None)
     if package is None:
-        raise EngineMissing("This Python has neither pymars nor xorbits.", "Install one: `pip install 'oars[mars]'`.")
+        raise EngineMissing("This Python has neither pymars nor xorbits.", install.hint("pymars", "xorbits"))
     if package == "mars":
         from mars.session import new_session as create
     else:
