@@ -167,10 +167,12 @@ def follow(
         left = math.inf if policy.ttl is None else observe.seconds(status["completionTime"]) + policy.ttl - now
         changes = _touched({"replicaStatuses": _replica_statuses(members, status)}, status, stamp)
         return Course(changes, is_over=left <= 0, pause=max(0.0, left))
-    started = (0.0 if status.get(WAITING) else observe.seconds(status.get("startTime"))) or now  # not in a queue
+    waits = bool(status.get(WAITING))  # what an earlier run left counts no more
+    started = (0.0 if waits else observe.seconds(status.get("startTime"))) or now
     left = math.inf if policy.deadline is None else started + policy.deadline - now
     verdict = _verdict(policy, members, left)
-    lost = {**(status.get(LOST_WORKERS) or {}), **(members.lost(policy.worker_restart) if verdict is None else {})}
+    fresh = members.lost(policy.worker_restart) if verdict is None else {}
+    lost = {} if waits else {**(status.get(LOST_WORKERS) or {}), **fresh}
     if verdict is not None:
         state, reason, message = verdict.state, verdict.reason, verdict.message
     else:
@@ -179,8 +181,8 @@ def follow(
     changes = {
         "conditions": conditions(status.get("conditions") or (), state, (reason, message[:MAX_MESSAGE]), stamp),
         "replicaStatuses": _replica_statuses(members, {**status, LOST_WORKERS: lost}, verdict),
-        "startTime": observe.timestamp(started),
-        **({LOST_WORKERS: lost} if lost else {}),
+        "startTime": None if waits else observe.timestamp(started),
+        **({LOST_WORKERS: lost or None} if lost or status.get(LOST_WORKERS) else {}),
         **({"completionTime": stamp} if verdict is not None else {}),
     }
     events = (Cause(reason, message),) if state != last_type(status) else ()

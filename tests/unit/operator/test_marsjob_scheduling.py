@@ -34,6 +34,7 @@ class Api:
         self.resources: dict[Key, Object] = {}  # as the operator watches them
         self.refusal: ApiError | None = None
         self.now = NOW
+        self.patches = 0  # of the status
 
     async def create(self, obj: Object, kind: Kind | None = None) -> Object:
         if obj["kind"] != "Event" and self.refusal is not None:
@@ -54,6 +55,7 @@ class Api:
 
     async def patch(self, kind: Kind, name: str, namespace: str, body: Object, *, subresource: str) -> Object:
         assert (name, subresource) == (NAME, "status")
+        self.patches += 1
         return body
 
     async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str) -> bool:
@@ -368,3 +370,35 @@ def test_job_that_ran_under_kubedl_enters_its_queue() -> None:
     root = root_of(api, {**queued(), "status": {"conditions": RUNS["conditions"]}})
     review(api, root)
     assert not settled(root).running and ("Workload", NAME) in api.objects
+
+
+def keep_up(root: ResourceRoot, pods: list[Object], at: float) -> None:
+    """The course of a pass, in the status."""
+    course = marsjob.course(root.resource, root.status, pods, (), at)
+    asyncio.run(root.amend(course.changes, course.events))
+
+
+def test_job_that_returns_to_its_queue_starts_with_all_workers_and_a_new_start_time() -> None:
+    api = Api()
+    earlier = {"lostWorkers": {f"{NAME}-worker-a": "default"}, "startTime": timestamp(NOW - 900), **RUNS}
+    admission = {"admission": {"version": "v1beta2", "is_admitted": True, "placements": {}}}
+    root = root_of(api, {**queued(), "status": {**earlier, **admission}})
+    assert settled(root).shape.workers[0].replicas == 1
+    review(api, root)  # its Workload was deleted
+    keep_up(root, [], NOW)
+    assert not settled(root).running and not root.status.keys() & {"lostWorkers", "startTime"}
+    asyncio.run(root.amend({"queueMessage": None}))
+    keep_up(root, [], NOW + 60)
+    assert settled(root).shape.workers[0].replicas == 2
+    assert root.status["startTime"] == timestamp(NOW + 60)
+
+
+def test_job_that_waits_for_its_queue_writes_nothing_at_rest() -> None:
+    api = Api()
+    root = root_of(api, queued())
+    for seconds in range(0, 60, 10):
+        review(api, root)
+        keep_up(root, [], NOW + seconds)
+        if seconds == 10:
+            before = api.patches
+    assert api.patches == before
