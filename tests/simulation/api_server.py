@@ -116,6 +116,11 @@ class ApiServer:
         """The objects with this owner."""
         return [self.objects[key] for key in self._by_owner.get(uid, ()) if key[0] == plural]
 
+    def is_garbage(self, obj: Object) -> bool:
+        """True if the object had owners and all of them are gone: Kubernetes will delete it."""
+        owners = obj["metadata"].get("ownerReferences") or ()
+        return bool(owners) and not any(owner["uid"] in self._by_uid for owner in owners)
+
     def get(self, key: Key) -> Object:
         if key not in self.objects:
             raise ApiError(404, {"message": f'{key[0]} "{key[2]}" not found', "details": {"kind": key[0]}})

@@ -77,15 +77,11 @@ class Kubernetes:
     # Owners
 
     def _collect_garbage(self) -> None:
-        """Delete what only has owners that are gone."""
-        alive = {obj["metadata"]["uid"] for obj in self.server.objects.values()}
-        for key, obj in list(self.server.objects.items()):
-            owners = obj["metadata"].get("ownerReferences") or ()
-            if owners and not any(owner["uid"] in alive for owner in owners):
-                if key[0] == "pods" and not obj["metadata"].get("deletionTimestamp"):
-                    self._end(obj, "its owner was deleted")
-                elif key[0] != "pods":
-                    self.server.remove(key)
+        for key, obj in [(key, obj) for key, obj in self.server.objects.items() if self.server.is_garbage(obj)]:
+            if key[0] == "pods" and not obj["metadata"].get("deletionTimestamp"):
+                self._end(obj, "its owner was deleted")
+            elif key[0] != "pods":
+                self.server.remove(key)
 
     def _owned(self, plural: str, owner: Object) -> list[Object]:
         return self.server.owned(plural, owner["metadata"]["uid"])

@@ -248,13 +248,14 @@ class History:
     def _check_surplus(self, event: Event) -> None:
         """A Deployment does not grow beyond what is desired, or was within the time that a loop may need to notice, and
         the workers that retire. A rolling change starts a second Deployment beside the first; all together have at most
-        twice as many."""
+        twice as many. Garbage does not count: Kubernetes will delete it."""
         if event.key[0] != "deployments" or event.type == "DELETED":
             return
         metadata, size, now = event.object["metadata"], event.object["spec"]["replicas"], self.clock.now
+        is_garbage = self.server.is_garbage
         before, self.sizes[metadata["uid"]] = self.sizes.get(metadata["uid"], 0), size
         found = [each for each in self._clusters() if each["metadata"]["name"] == cluster_of(event.object)]
-        if metadata["labels"].get(names.GROUP) == "head" or size <= before or not found:
+        if metadata["labels"].get(names.GROUP) == "head" or size <= before or not found or is_garbage(event.object):
             return
         history = self.wanted.get(cluster_of(event.object)) or [(now, self._replicas(found[0]))]
         ends = [*(since for since, _ in history[1:]), now]
@@ -262,7 +263,8 @@ class History:
         most = max(recent) + len((found[0].get("status") or {}).get("retiring") or ())
         if size > most:
             self.problem = f"{metadata['name']} has {size} replicas, but at most {most} are desired"
-        total = sum(min(each["spec"]["replicas"], most) for each in self._worker_deployments(cluster_of(event.object)))
+        owned = [each for each in self._worker_deployments(cluster_of(event.object)) if not is_garbage(each)]
+        total = sum(min(each["spec"]["replicas"], most) for each in owned)
         if total > most + max(recent):
             self.problem = f"{total} replicas, but at most {max(recent)} and a surge of as many are desired"
 
