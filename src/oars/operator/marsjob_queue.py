@@ -18,7 +18,7 @@ from oars.model import Desired, Group
 from oars.operator.marsjob_status import RUNNING, WAITING, has_begun, is_ended, last_type
 from oars.operator.queues import GROUP, LOOK_SECONDS, POLL, VERSIONS, queue_of
 from oars.places.kube import names
-from oars.places.kube.render.workload import Placement, cluster_sets, set_name, with_placement
+from oars.places.kube.render.workload import REQUESTED, Placement, cluster_sets, requested, set_name, with_placement
 from oars.places.kube.state import ownership, workloads
 from oars.places.kube.state.root import ResourceRoot
 
@@ -53,6 +53,7 @@ async def review(client: Client, root: ResourceRoot, cluster: Desired, pods: Seq
     """Let the job wait, run or stop as Kueue says. Returns the seconds until the next look."""
     resource, known = root.resource, admission_of(root.status)
     if known is None and (is_ended(root.status) or has_begun(root.status) or not queue_of(resource)):
+        await root.amend({WAITING: None})  # it may have lost its label in the queue
         return math.inf
     if known is not None and not known.version:
         return math.inf
@@ -62,6 +63,10 @@ async def review(client: Client, root: ResourceRoot, cluster: Desired, pods: Seq
     found = await if_allowed(client.get(known.kind, metadata["name"], metadata["namespace"]))
     if is_ended(root.status):
         return await _finish(client, known, found, pods)
+    if found is not None and not known.is_admitted and not _is_for(found, _workload(root, cluster)):
+        await client.delete(known.kind, metadata["name"], metadata["namespace"], uid=found["metadata"]["uid"])
+        await root.amend({ADMISSION: None, WAITING: "The request of the job has changed."})
+        return POLL
     if found is not None and workloads.is_admitted(found):
         return await _run(client, root, known, found)
     if found is not None and not known.is_admitted:
@@ -122,14 +127,11 @@ async def _report(client: Client, known: Admission, found: Object, kind: str, re
 
 async def _request(client: Client, root: ResourceRoot, cluster: Desired) -> float:
     """Create the Workload, in the version of its API that is served."""
-    resource, name = root.resource, root.resource["metadata"]["name"]
-    namespace = resource["metadata"]["namespace"]
-    priority = (resource["spec"].get("schedulingPolicy") or {}).get("priority") or 0
-    spec = {"queueName": queue_of(resource), "podSets": cluster_sets(cluster), "priority": priority}
-    own = {"name": name, "namespace": namespace, "ownerReferences": [root.owner]}
+    resource, wanted = root.resource, _workload(root, cluster)
+    name, namespace = resource["metadata"]["name"], resource["metadata"]["namespace"]
     for version in VERSIONS:
         known = Admission(version)
-        body = {"apiVersion": known.kind.api_version, "kind": "Workload", "metadata": own, "spec": spec}
+        body = {"apiVersion": known.kind.api_version, **wanted}
         try:
             made = await if_allowed(client.create(body, known.kind))
         except ApiError as error:
@@ -149,6 +151,23 @@ async def _request(client: Client, root: ResourceRoot, cluster: Desired) -> floa
         return POLL
     await root.amend({ADMISSION: codec.dump(Admission()), WAITING: None})
     return math.inf
+
+
+def _workload(root: ResourceRoot, cluster: Desired) -> Object:
+    """Without apiVersion: that is the one which is served."""
+    resource, sets = root.resource, cluster_sets(cluster)
+    priority = (resource["spec"].get("schedulingPolicy") or {}).get("priority") or 0
+    own = {key: resource["metadata"][key] for key in ("name", "namespace")}
+    own |= {"annotations": {REQUESTED: requested(sets)}, "ownerReferences": [root.owner]}
+    spec = {"queueName": queue_of(resource), "podSets": sets, "priority": priority}
+    return {"kind": "Workload", "metadata": own, "spec": spec}
+
+
+def _is_for(found: Object, wanted: Object) -> bool:
+    """True if the Workload requests what the job does now. Those of older versions lack the annotation."""
+    digest = wanted["metadata"]["annotations"][REQUESTED]
+    is_same = all((found["spec"].get(key) or 0) == (wanted["spec"][key] or 0) for key in ("queueName", "priority"))
+    return is_same and (found["metadata"].get("annotations") or {}).get(REQUESTED, digest) == digest
 
 
 def _not_usable(workload: Object, resource: Object) -> str:

@@ -61,7 +61,7 @@ class Api:
     async def delete(self, kind: Kind, name: str, namespace: str, *, uid: str) -> bool:
         found = self.objects.pop((kind.kind, name))
         assert found["metadata"]["uid"] == uid
-        del self.resources[Key("MarsJob", namespace, name)]
+        self.resources.pop(Key(kind.kind, namespace, name), None)
         return True
 
     def runs(self) -> list[str]:
@@ -402,3 +402,42 @@ def test_job_that_waits_for_its_queue_writes_nothing_at_rest() -> None:
         if seconds == 10:
             before = api.patches
     assert api.patches == before
+
+
+def test_changed_request_or_queue_of_a_job_that_waits_gets_another_workload() -> None:
+    api = Api()
+    root = root_of(api, queued())
+    review(api, root)
+    workload = api.objects["Workload", NAME]
+    workload["status"] = {"conditions": [{"type": each, "status": "True"} for each in ("QuotaReserved", "Admitted")]}
+    root.resource["spec"]["marsReplicaSpecs"]["Worker"]["replicas"] = 9
+    review(api, root)
+    assert not settled(root).running, "less was admitted"
+    review(api, root)
+    assert [each["count"] for each in api.objects["Workload", NAME]["spec"]["podSets"]] == [1, 9]
+    root.resource["metadata"]["labels"] = {names.KUEUE_QUEUE: "team-b"}
+    review(api, root)
+    review(api, root)
+    assert api.objects["Workload", NAME]["spec"]["queueName"] == "team-b" and not settled(root).running
+
+
+def test_workload_of_an_older_version_keeps_its_place_in_the_queue() -> None:
+    api = Api()
+    root = root_of(api, queued())
+    review(api, root)
+    del api.objects["Workload", NAME]["metadata"]["annotations"]
+    review(api, root)
+    assert "annotations" not in api.objects["Workload", NAME]["metadata"]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_job_that_loses_its_label_leaves_the_queue_and_starts(is_refused: bool) -> None:
+    api = Api()
+    if is_refused:
+        api.refusal = ApiError(422, {"reason": "Invalid", "message": "no such queue"})
+    root = root_of(api, queued())
+    review(api, root)
+    assert not settled(root).running
+    del root.resource["metadata"]["labels"]
+    review(api, root)
+    assert math.isinf(review(api, root)) and settled(root).running and not api.objects
