@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 
-_SECRET = re.compile(r"(?i)(token|password|secret|\w+_key)=(\S+)")
+_SECRET = re.compile(r"(?i)(token|password|secret|(?<=\w)_key)=(\S+)")
 
 
 def get_logger(name: str) -> logging.Logger:

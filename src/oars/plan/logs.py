@@ -10,6 +10,7 @@ from oars.model import LogPattern
 
 ROWS = 3  # details in one meaning
 LINES = 8  # of a log, in an explanation
+LINE_LENGTH = 2000  # of a line that patterns read: some take long on a long one
 _LEVEL = re.compile(r"\d\d:\d\d:\d\d.*?\b(DEBUG|INFO|SUCC|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _ROUTINE = ("DEBUG", "INFO", "SUCC")
 
@@ -67,6 +68,11 @@ def _is_routine(line: str) -> bool:
     return level is not None and level[1] in _ROUTINE
 
 
+def pattern_text(lines: Iterable[str]) -> str:
+    """The lines as one text for patterns. Long lines are cut."""
+    return "\n".join(line[:LINE_LENGTH] for line in lines)
+
+
 @dataclass(frozen=True)
 class LogMeaning:
     """What log lines mean. `reason` is set if the meaning is a cause of its own."""
@@ -78,7 +84,7 @@ class LogMeaning:
 
 def explain_log(lines: Sequence[str], patterns: Iterable[LogPattern]) -> LogMeaning | None:
     """What the last lines of a log mean, by `patterns` and GENERAL: those with a reason first, then the last match."""
-    text = "\n".join(lines)
+    text = pattern_text(lines)
     found: list[tuple[bool, int, LogPattern, re.Match[str]]] = []
     for pattern in (*patterns, *GENERAL):
         for match in re.finditer(pattern.pattern, text):

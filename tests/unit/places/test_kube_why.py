@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from oars.engines.ray import shape as ray
 from oars.model import Cause
 from oars.places.kube.state.cache import trimmed_deployment, trimmed_pod
 from oars.places.kube.why.api_errors import explain_response
-from oars.places.kube.why.deaths import containers_with_log
+from oars.places.kube.why.deaths import containers_with_log, explain_pod_log
 from oars.places.kube.why.explain import causes
 from oars.places.kube.why.facts import Snapshot
 from oars.places.kube.why.quantities import parse, pod_requests
@@ -342,6 +343,20 @@ def test_log_explains_running_member_that_cannot_find_the_head() -> None:
     pod = recorded("readiness").pods[0]
     tails = {(pod["metadata"]["name"], "head"): ("socket.gaierror: [Errno -3] Temporary failure in name resolution",)}
     assert only(Snapshot(pods=[pod], log_tails=tails)).reason == "NoDns"
+
+
+LONG = ("a", "1", "://", "a.", " ", "| ", "permission denied: ", "DNS resolution failed for ")
+
+
+@pytest.mark.parametrize("piece", LONG)
+def test_long_lines_are_explained_at_once(piece: str) -> None:
+    """A program prints what it likes, and the operator reads it in its event loop."""
+    patterns = (*dask.LOG_PATTERNS, *ray.LOG_PATTERNS)
+    lines = (piece * (30_000 // len(piece)),) * 19 + ("tcp://demo-head:8786: Name or service not known",)
+    start = time.process_time()
+    meaning = explain_pod_log(lines, patterns, "lab")
+    assert time.process_time() - start < 1
+    assert meaning is not None and meaning.reason == "NoDns"
 
 
 # Errors of registries; the lab has none.

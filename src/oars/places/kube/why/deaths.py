@@ -25,7 +25,7 @@ from oars.places.kube.why.facts import (
 )
 from oars.places.kube.why.start import NEVER_RAN
 from oars.plan.decide import CRASH_LOOP
-from oars.plan.logs import LogMeaning, explain_log, telling_lines
+from oars.plan.logs import LogMeaning, explain_log, pattern_text, telling_lines
 from oars.spec.resources import show_memory
 
 READINESS_GRACE = 20.0  # seconds in which a starting member may fail its readiness probe
@@ -39,7 +39,7 @@ _DNS = re.compile(
     r"Name or service not known|Temporary failure in name resolution|No address associated with hostname|"
     r"Name does not resolve|DNS resolution failed|Could not resolve host|no such host"
 )
-_HOST = re.compile(r"\w+://([A-Za-z][\w.-]*)|DNS resolution failed for ([\w.-]+)")
+_HOST = re.compile(r"(?<=\w)://([A-Za-z][\w.-]*)|DNS resolution failed for ([\w.-]+)")
 
 # logs
 
@@ -96,7 +96,7 @@ def _tail(snapshot: Snapshot, pod: Object, container: str) -> tuple[str, ...]:
 
 def explain_pod_log(lines: Sequence[str], patterns: Sequence[LogPattern], namespace: str) -> LogMeaning | None:
     """The meaning of a log's last lines, by the engine's patterns, general ones, and failed DNS lookups."""
-    meaning, text = explain_log(lines, patterns), "\n".join(lines)
+    meaning, text = explain_log(lines, patterns), pattern_text(lines)
     if (meaning and meaning.reason) or not _DNS.search(text):
         return meaning
     host = next((found[1] or found[2] for found in _HOST.finditer(text)), "of the head")
