@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,12 +207,21 @@ def test_web_service_passes_on_requests_and_bodies() -> None:
         ("10.0.0.2:7004", True), ("[::1]:7004", True), ("[::1]", True), ("localhost", True), ("web-1:7004", True),
         ("WEB-1.example.org", True), ("", False), ("attacker.example:7004", False), ("web-1.attacker.example", False),
         ("10.0.0.2.attacker.example", False), ("10.0.0.2:7004\r\nHost: attacker.example", False),
+        ("attacker.example\r localhost", False),
     ],
 )  # fmt: skip
 def test_requests_for_another_name_are_refused(host: str, accepted: bool) -> None:
     """A page of another site whose name leads here after DNS rebinding."""
     header = f"POST /api HTTP/1.1\r\nhost:  {host}\r\nOrigin: http://{host}\r\n\r\n".encode()
     assert is_for(header, {"web-1", "web-1.example.org"}) is accepted
+
+
+def test_request_with_a_long_host_is_refused_at_once() -> None:
+    """Everybody who reaches the address can send it: 64 KiB are the limit of a header."""
+    header = b"GET / HTTP/1.1\r\nHost: a" + b" " * 20_000 + b"b\r\n\r\n"
+    start = time.process_time()
+    assert not is_for(header, ())
+    assert time.process_time() - start < 0.5
 
 
 def test_client_that_sends_no_host_is_no_browser() -> None:

@@ -86,7 +86,8 @@ class WebProxy:
 def is_for(header: bytes, names: Collection[str]) -> bool:
     """False if the request is for a name that is not this machine's. A page of another site can let its own name lead
     here (DNS rebinding): its requests are then no requests to another origin. It cannot do that with an address."""
-    hosts = re.findall(rb"(?im)^host:[ \t]*([^\r\n]*?)[ \t]*\r?$", header)
+    fields = (line.partition(b":") for line in header.split(b"\n"))
+    hosts = (value.strip(b" \t\r") for name, _, value in fields if name.lower() == b"host")
     for host in hosts:
         name = re.sub(r":\d*$", "", host.decode("latin-1").lower()).strip("[]")
         if name not in (*names, "localhost") and not _is_address(name):
