@@ -125,16 +125,24 @@ class ClusterReconciler:
             await self._refuse(key, resource, error.cause)
             return UNCHECKED
         pause, longest, source = LONGEST, math.inf, self._kinds[key.kind]
+        failure: Exception | None = None
         if source.prepare is not None:
             pods = tracked.place.pods()
             resources = self._watches.resources
-            longest = await source.prepare(self._client, tracked.root, tracked.specified, pods, resources)
+            try:
+                longest = await source.prepare(self._client, tracked.root, tracked.specified, pods, resources)
+            except (OarsError, OSError) as error:
+                if not pods:
+                    raise
+                failure = error  # such as that of a queue: what runs is reconciled nevertheless
             self._settled(key, tracked)
         if not source.is_left_alone(resource, tracked.root.status):
             pause = await tracked.loop.once(tracked.desired)
         followed = await self._follow(key, tracked)
         await tracked.root.publish()
         await self._act_on_lifetime(key, tracked)
+        if failure is not None:
+            raise failure
         soon = min(followed, longest)
         return pause if pause.seconds <= soon else Pause(soon)
 

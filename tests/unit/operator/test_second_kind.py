@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from oars import engines
 from oars.kube.client import Client
 from oars.kube.errors import ApiError
@@ -205,3 +207,31 @@ def test_kind_prepares_its_resource_before_each_pass_and_may_leave_its_members_a
         assert len(api.applied) == applied and not api.deleted
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("has_pods", [True, False])
+def test_failed_preparation_stops_a_resource_that_has_not_started_and_not_one_that_runs(has_pods: bool) -> None:
+    async def prepare(
+        client: object, root: ResourceRoot, cluster: Desired, pods: Sequence[Object], resources: Mapping[Key, Object]
+    ) -> float:
+        raise ApiError(500, {"message": "the queue is away"})
+
+    kind = replace(KINDS[1], prepare=prepare)
+    watches = Watches(Client(Target("https://localhost")), (), (kind,), lambda key, due: None)
+    metadata = {"name": "demo", "namespace": "team", "uid": "u", "generation": 1}
+    watches.resources[TOY] = {"metadata": metadata, "spec": {"size": 2}}
+    if has_pods:
+        labels = {names.CLUSTER: "demo", names.GROUP: "head", "pod-template-hash": "a"}
+        common = {"namespace": "team", "labels": labels, "generation": 1, "uid": "p"}
+        common["creationTimestamp"] = "2026-01-01T00:00:00Z"
+        owner: Object = {"kind": "ToyCluster", "name": "demo", "uid": "u"}
+        deployment = {"metadata": {**common, "name": "demo-head", "ownerReferences": [owner]}, "spec": {}, "status": {}}
+        on_change(watches, "deployments")(AT, None, deployment)
+        owner = {"kind": "ReplicaSet", "name": "demo-head-a", "uid": "r", "controller": True}
+        metadata = {**common, "name": "demo-head-a-1", "generateName": "demo-head-a-", "ownerReferences": [owner]}
+        on_change(watches, "pods")(AT, None, {"metadata": metadata, "spec": {}, "status": {"phase": "Pending"}})
+    api = Api()
+    reconciler = ClusterReconciler(cast(Client, api), watches, (kind,), pod_namespace="oars-system")
+    with pytest.raises(ApiError, match="the queue is away"):
+        asyncio.run(reconciler.reconcile(TOY))
+    assert bool(api.applied) is has_pods, "what is missing of a cluster that runs is created again"
