@@ -31,6 +31,8 @@ from oars.spec.load import build
 
 PLAYED_HEAD: dict[str, Any] = {"cpu": "0.1", "memory": "64Mi", "pod": PLAYED}
 
+IMAGE = "example.org/mars:1"
+
 
 @pytest.fixture(autouse=True)
 def _with_mars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_cluster_has_a_namespace_with_role_binding_and_account(
 
     def create() -> None:
         try:
-            new_cluster(api_client, worker_num=3, min_worker_num=2, timeout=20)
+            new_cluster(api_client, IMAGE, worker_num=3, min_worker_num=2, timeout=20)
         except OarsError as error:
             failure.append(error)
 
@@ -99,7 +101,7 @@ def test_cluster_has_a_namespace_with_role_binding_and_account(
 
 def test_namespace_that_exists_is_not_touched(kube_api: Kube, api_client: Any, nothing_left: None) -> None:
     with pytest.raises(NameInUse, match=f"Namespace '{kube_api.namespace}' exists already"):
-        new_cluster(api_client, namespace=kube_api.namespace)
+        new_cluster(api_client, IMAGE, namespace=kube_api.namespace)
     assert kube_api.api.exists(f"/api/v1/namespaces/{kube_api.namespace}")
 
 
@@ -107,7 +109,7 @@ def test_user_without_rights_gets_the_rule(stage: Stage, tmp_path: Path, nothing
     account(stage, "ann")
     client = config.new_client_from_config(str(kubeconfig_of(stage, "ann", tmp_path / "config")))
     with pytest.raises(Denied, match="may not create namespaces") as denied:
-        new_cluster(client)
+        new_cluster(client, IMAGE)
     assert 'resources: ["namespaces"]' in denied.value.hint
 
 
@@ -166,7 +168,7 @@ def test_values_that_kubernetes_refuses_leave_nothing(
     given: dict[str, Any], message: str, api_client: Any, nothing_left: None
 ) -> None:
     with pytest.raises(OarsError) as refused:
-        new_cluster(api_client, timeout=60, **given)
+        new_cluster(api_client, IMAGE, timeout=60, **given)
     assert message in refused.value.message and "rejected" in refused.value.message
 
 

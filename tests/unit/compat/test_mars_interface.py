@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import platform
+import re
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,9 +19,11 @@ import pytest
 import oars.compat.mars as compat
 from oars import engines
 from oars.base.errors import EngineMissing, NotFound, OarsError, SpecError, TimedOut, UsageError
+from oars.cli.images import build_image
 from oars.client.kubernetes import KubeBackend
 from oars.compat.mars import arguments, cluster, install, rights
 from oars.compat.mars.arguments import Arguments
+from oars.engines.mars.shape import IMAGES
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.kube.render.objects import manifests
 from oars.plan.desired import build
@@ -290,6 +295,34 @@ def test_distribution_is_that_of_this_python(
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in (*imported, *installed) or None)
     assert cluster.find_distribution(None) == expected
+
+
+@pytest.mark.parametrize(
+    ("distribution", "python", "warned"),
+    [("pymars", "3.11", True), ("xorbits", "3.11", False), ("xorbits", "3.12", True)],
+)
+def test_default_image_with_another_python_is_reported(
+    distribution: str, python: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image that Mars 0.10 published has Python 3.8, in which Oars does not run. What the warning says works."""
+
+    def stop(kube_api_client: Any, namespace: str | None) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(cluster, "find_distribution", lambda wanted: distribution)
+    monkeypatch.setattr(cluster, "_backend", stop)
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: (*python.split("."), "7"))
+    with warnings.catch_warnings(record=True) as found, pytest.raises(InterruptedError):
+        warnings.simplefilter("always")
+        compat.new_cluster()
+    with pytest.raises(InterruptedError):
+        compat.new_cluster(image="registry/mars:1")
+    assert [each.filename for each in found] == [__file__] * warned
+    for each in found:
+        assert f"the default image {IMAGES[distribution]} has Python" in str(each.message)
+        (words,) = re.findall(r"`oars image build (.*)`", str(each.message))
+        given = build_image.make_context("build", words.split()).params
+        assert (given["distribution"], given["python"]) == (distribution, python) and given["tag"]
 
 
 def test_missing_distribution_is_refused_before_anything_is_created(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from oars import engines
 from oars.base.errors import SpecError, UsageError
 from oars.base.text import suggest
+from oars.engines.mars.shape import IMAGE_PYTHONS, IMAGES
 from oars.spec import load, resources
 from oars.spec.cluster import ClusterSpec, check_namespace
 
@@ -56,6 +57,7 @@ class Arguments:
 
     name: str
     spec: ClusterSpec
+    distribution: str
     namespace: str | None
     timeout: float
     log_when_fail: bool
@@ -102,10 +104,24 @@ def resolve(
     return Arguments(
         name=f"mars-{suffix}",
         spec=load.build(data, option_model=engines.option_model).spec,
+        distribution=distribution,
         namespace=namespace,
         timeout=START_SECONDS if args["timeout"] is None else seconds("timeout", args["timeout"]),
         log_when_fail=bool(args["log_when_fail"]),
     )
+
+
+def warn_of_default_image(distribution: str, python: str) -> None:
+    """`python`: the version of the program, such as 3.11. Mars refuses the session if that of the pods is another."""
+    there = IMAGE_PYTHONS[distribution]
+    if there != python:
+        warnings.warn(
+            f"new_cluster: the default image {IMAGES[distribution]} has Python {there}, but this program has {python}, "
+            f"so it cannot use the cluster. Build an image with `oars image build --engine mars --distribution "
+            f"{distribution} --python {python} -t REGISTRY/mars:1`, push it, and pass its name as image.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _with_further(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

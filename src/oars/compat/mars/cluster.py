@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import logging
 import os
+import platform
 import sys
 from typing import Any
 from urllib.parse import urlsplit
@@ -59,7 +60,8 @@ def new_cluster(  # noqa: PLR0913 (the signature of Mars)
     fails, nothing is left behind. The cluster runs until stop() is called.
 
     kube_api_client: an ApiClient of the kubernetes package; None: the kubeconfig, or the account of this pod.
-    image: of all pods, with the Mars of this Python. Default: the published image of that version.
+    image: of all pods, with the Mars and the Python of this program. `oars image build` makes one. Default: the image
+        that the project published; a warning says if its Python is another.
     scheduler_num, web_num: 1; the supervisor of today's Mars is both.
     scheduler_cpu, scheduler_mem, web_cpu, web_mem: of the supervisor's pod, which gets the sum. Sizes are in bytes or
         such as "1g".
@@ -74,6 +76,9 @@ def new_cluster(  # noqa: PLR0913 (the signature of Mars)
         distribution ("pymars" or "xorbits"; default: the one that this Python has), create_namespace."""
     given = {key: value for key, value in locals().items() if key not in ("kube_api_client", "kwargs")}
     args = arguments.resolve(given, kwargs, find_distribution)
+    if args.spec.image is None:
+        python = ".".join(platform.python_version_tuple()[:2])
+        arguments.warn_of_default_image(args.distribution, python)
     connection = Connection(_backend(kube_api_client, args.namespace))
     try:
         run(connection.create(args))

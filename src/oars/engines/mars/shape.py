@@ -32,7 +32,9 @@ PYMARS = (
     "pymars==0.10.0", "numpy<1.25", "pandas<1.6", "scipy<1.11", "scikit-learn<1.3", "sqlalchemy<2", "setuptools<66",
     "cython<3", "python-dateutil<3", "cloudpickle<3",
 )  # fmt: skip
+# Published by the projects. Their Python is that of the base images in the Dockerfiles of these releases.
 IMAGES = {"xorbits": "xprobe/xorbits:v0.8.2-py3.11", "pymars": "marsproject/mars:v0.10.0"}
+IMAGE_PYTHONS = {"xorbits": "3.11", "pymars": "3.8"}
 PACKAGES = {"xorbits": "xorbits._mars", "pymars": "mars"}
 
 SUPERVISOR_PORT, WEB_PORT, WORKER_PORT, JOINED_PORT, FIRST_SUB_PORT = 7103, 7104, 7105, 7106, 7110
