@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from oars import engines
-from oars.base.errors import SpecError
+from oars.base.errors import OarsError, SpecError
+from oars.base.log import get_logger, pairs
 from oars.client.operator_client import resource_spec
 from oars.control.jobs import reconcile_job
 from oars.control.runner import NOW
@@ -25,7 +26,7 @@ from oars.operator.index import Watches
 from oars.operator.job_place import JobContext, KubeJobPlace
 from oars.operator.job_runs import KubeRuns
 from oars.operator.pod_groups import PodGroups
-from oars.operator.queues import Queues, open_queue, queue_of
+from oars.operator.queues import LOOK_SECONDS, UNAVAILABLE, Queues, Turn, held, open_queue, queue_of
 from oars.operator.resources import Key, compute_cluster
 from oars.operator.safe_fields import outside, pod, restricted_fields
 from oars.places.kube import names
@@ -44,6 +45,8 @@ NOT_TRUSTED = (
     "jobs may not set these fields unless the operator trusts all authors; create the cluster yourself and use "
     "cluster.name"
 )
+
+log = get_logger(__name__)
 
 Wake = Callable[[Key, Pause], None]
 
@@ -181,13 +184,22 @@ class JobReconciler:
             status, pause = await reconcile_schedule(template, status, runs, time.time)
             if not status.state.is_final:
                 return None if pause is None else Pause(pause)
-        turn = await self.queues.review(resource, spec, status, request)
-        turn = await self._pod_groups.review(resource, status, turn)
+        turn = await self._turn(resource, spec, status, request)
         place = KubeJobPlace(self.context, resource, turn.spec, policy, write)
         status, pause = await reconcile_job(key.name, policy, turn.request, status, place, time.time)
         await place.collect(status)
         pause = min((each for each in (pause, turn.pause) if each is not None), default=None)
         return None if pause is None else Pause(pause, limited=pause > LIMITED_ABOVE)
+
+    async def _turn(self, resource: Object, spec: JobSpec | None, status: JobStatus, request: JobRequest) -> Turn:
+        """What the queues make of the pass. While their API fails nothing is created, and what runs continues."""
+        try:
+            turn = await self.queues.review(resource, spec, status, request)
+            return await self._pod_groups.review(resource, status, turn)
+        except OarsError as error:
+            message = f"The queue of the job does not work: {error.message} {error.hint}".strip()
+            log.warning(pairs("queue failed", job=resource["metadata"]["name"], error=error.message))
+            return Turn(spec, held(request, UNAVAILABLE, message), LOOK_SECONDS)
 
     async def report_failure(self, key: Key, error: Exception) -> None:
         """Show the error in the status. A conflict means only that the status was not the newest."""

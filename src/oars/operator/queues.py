@@ -182,7 +182,7 @@ class Queues:
                 f"The job is in queue {open_queue(status) or queue} (label {LABEL}), but the operator cannot read "
                 "Kueue's Workloads: Kueue is not installed, or `oars operator install` ran without --queues."
             )
-            return Turn(spec, _held(request, UNAVAILABLE, message))
+            return Turn(spec, held(request, UNAVAILABLE, message))
         is_waiting = await self._finish_ended(job)
         pause = (LATE_POLL if status.state.is_final else POLL) if is_waiting else None
         is_over = status.state.is_final or request.cancel or request.suspend
@@ -194,10 +194,10 @@ class Queues:
             return Turn(spec, request, pause)
         if is_waiting:
             message = f"The pods of attempt {status.attempt} have not ended yet."
-            return Turn(spec, _held(request, "QueueWaiting", message), pause)
+            return Turn(spec, held(request, "QueueWaiting", message), pause)
         if request.hold is not None or (status.retry_at is not None and time.time() < status.retry_at):
             # The next attempt is held until its Workload exists, which the queue sees after the backoff.
-            return Turn(spec, _held(request, "QueueWaiting", f"The job returns to queue {queue}."), POLL)
+            return Turn(spec, held(request, "QueueWaiting", f"The job returns to queue {queue}."), POLL)
         return await self._queue(job, queue, request)
 
     async def _review_open(self, job: _Job, request: JobRequest) -> Turn:
@@ -217,14 +217,14 @@ class Queues:
         try:
             sets = pod_sets(job.spec, desired_cluster(job.spec, cluster_name(job.name, n), job.namespace))
         except SpecError as error:
-            return Turn(job.spec, _held(request, "QueueUnsupported", f"{error.message} {error.hint}"))
+            return Turn(job.spec, held(request, "QueueUnsupported", f"{error.message} {error.hint}"))
         priority = await self._priority(job.resource)
         if priority is None:
             message = f"The operator cannot read the WorkloadPriorityClass that label {PRIORITY} names."
-            return Turn(job.spec, _held(request, UNAVAILABLE, message), LOOK_SECONDS)
+            return Turn(job.spec, held(request, UNAVAILABLE, message), LOOK_SECONDS)
         if found is not None and not _is_for(found, queue, sets, priority):
             await self._delete(found)
-            return Turn(job.spec, _held(request, "QueueWaiting", "The request of the job has changed."), POLL)
+            return Turn(job.spec, held(request, "QueueWaiting", "The request of the job has changed."), POLL)
         if found is None:
             try:
                 body = workload(job.name, owner_of(job.resource), n, job.namespace, queue, sets)
@@ -233,11 +233,11 @@ class Queues:
             except ApiError as error:
                 if not is_permanent(error):
                     raise
-                refused = _held(request, "QueueRefused", f"Kueue refuses the Workload: {error.message}")
+                refused = held(request, "QueueRefused", f"Kueue refuses the Workload: {error.message}")
                 return Turn(job.spec, refused, LOOK_SECONDS)  # a quota or Kueue itself may change
         if workloads.is_admitted(found):
             return await self._placed(job, found, replace(request, queue=queue))
-        return Turn(job.spec, _held(request, *workloads.waiting(found)))
+        return Turn(job.spec, held(request, *workloads.waiting(found)))
 
     async def _placed(self, job: _Job, found: Object, request: JobRequest) -> Turn:
         """The spec with what the admission adds to the pods."""
@@ -252,7 +252,7 @@ class Queues:
                 flavor = await if_allowed(self._client.get(kind, name))
                 if flavor is None:
                     message = f"The operator cannot read ResourceFlavor {name}, which says where the pods may run."
-                    return Turn(job.spec, _held(request, UNAVAILABLE, message), LOOK_SECONDS)
+                    return Turn(job.spec, held(request, UNAVAILABLE, message), LOOK_SECONDS)
                 known[name] = flavor
             self._placements[uid] = workloads.placements(found, known)
         return Turn(placed(job.spec, self._placements[uid]), request)
@@ -379,7 +379,7 @@ def open_queue(status: JobStatus) -> str:
     return status.last.queue if status.last is not None and status.last.ended is None else ""
 
 
-def _held(request: JobRequest, reason: str, message: str) -> JobRequest:
+def held(request: JobRequest, reason: str, message: str) -> JobRequest:
     return request if request.hold is not None else replace(request, hold=Hold(reason, message))
 
 

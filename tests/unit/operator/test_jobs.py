@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -97,10 +98,11 @@ def test_fields_that_need_a_trusted_author(fields: dict[str, Any], found: list[s
 
 
 class World:
-    """A job on an existing cluster that is gone, and the statuses written to it. `error`: of every read."""
+    """A job on an existing cluster that is gone, and the statuses written to it. `error`: of reads."""
 
     def __init__(self, status: JobStatus, **fields: Any) -> None:
         self.error: ApiError | None = None
+        self.failing = ""  # the kind whose reads fail; empty: all
         self.statuses: list[JobStatus] = []
         self.cancelled: list[str] = []  # runs
         metadata = {"name": "train", "namespace": "team", "uid": "u", "generation": 1, "resourceVersion": "1"}
@@ -118,7 +120,7 @@ class World:
             informer.synced.set()
 
     async def get(self, kind: Kind, name: str, namespace: str) -> Object:
-        if self.error is not None:
+        if self.error is not None and self.failing in ("", kind.plural):
             raise self.error
         return {"metadata": {"name": name, "uid": "run", "ownerReferences": [{"uid": "u"}]}}
 
@@ -173,6 +175,30 @@ def test_verdict_of_a_job_whose_cluster_was_never_found_stays() -> None:
     world = World(verdict)
     assert asyncio.run(world.reconciler.reconcile(KEY)) is None
     assert not world.statuses
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_job_that_was_admitted_is_reconciled_while_the_api_of_kueue_fails(has_ended: bool) -> None:
+    attempt = Attempt(1, "demo", time.time(), queue="team-a")
+    world = World(JobStatus(JobState.STARTING, engine="toy", cluster="demo", attempt=1, attempts=(attempt,)))
+    queues = world.reconciler.queues
+    queues._kind, queues._informers = (
+        Kind("kueue.x-k8s.io", "v1beta2", "workloads", "Workload"),
+        [world.reconciler.informers[0]],
+    )
+    if has_ended:
+        metadata = {"name": "p", "creationTimestamp": ""}
+        driver = {**pod("Succeeded", terminated(0)), "metadata": metadata}
+        world.reconciler.context.pods["team", "train", "1"] = {"p": driver}
+    world.error, world.failing = ApiError(500, {"message": "no endpoints for the webhook."}), "workloads"
+    pause = asyncio.run(world.reconciler.reconcile(KEY))
+    shown = world.statuses[-1]
+    if has_ended:
+        assert (shown.state, shown.exit_code) == (JobState.SUCCEEDED, 0)
+    else:
+        assert pause is not None
+        assert (shown.state, shown.reason) == (JobState.STARTING, "QueueUnavailable"), "nothing is created"
+        assert "no endpoints for the webhook." in shown.message
 
 
 YEARLY = {"cron": "0 0 1 1 *"}
