@@ -26,6 +26,7 @@ from oars.operator.job_place import JobContext
 from oars.operator.resources import Key, compute_cluster
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER, COMPUTE_JOB
+from oars.places.kube.render.driver import driver_name
 from oars.places.kube.render.workload import REQUESTED, Placement, placed, pod_sets, requested, workload, workload_name
 from oars.places.kube.state import ownership, workloads
 from oars.plan.jobs import Hold, JobRequest, cluster_name
@@ -41,6 +42,7 @@ KIND_SECONDS = 60.0  # between two looks for it while none does
 POLL = 1.0  # while pods end, which do not wake their job
 LATE_POLL = 5.0  # the same after the job's end: its cluster may stay
 UNAVAILABLE = "QueueUnavailable"
+CHANGED = "The request of the job has changed."
 
 log = get_logger(__name__)
 
@@ -205,9 +207,21 @@ class Queues:
         if evicted := workloads.eviction(found):
             return Turn(job.spec, replace(request, evicted=evicted))
         assert found is not None
+        if self._has_other_request(job, found):
+            return Turn(job.spec, replace(request, evicted=CHANGED))
         if job.status.state is JobState.RUNNING and not workloads.is_true(found, workloads.PODS_READY):
             await self._set_condition(found, workloads.PODS_READY, "Running", "The driver runs.")
         return await self._placed(job, found, request)
+
+    def _has_other_request(self, job: _Job, found: Object) -> bool:
+        """True if the spec has changed since the admission, and the driver does not exist yet."""
+        n = job.status.attempt
+        if job.spec is None or (job.namespace, driver_name(job.name, n)) in self._context.drivers:
+            return False
+        if job.status.last is not None and job.status.last.started is not None:
+            return False  # a driver that is lost
+        sets = pod_sets(job.spec, desired_cluster(job.spec, cluster_name(job.name, n), job.namespace))
+        return _requested(found) != requested(sets)
 
     async def _queue(self, job: _Job, queue: str, request: JobRequest) -> Turn:
         """The next attempt waits for its admission."""
@@ -224,7 +238,7 @@ class Queues:
             return Turn(job.spec, held(request, UNAVAILABLE, message), LOOK_SECONDS)
         if found is not None and not _is_for(found, queue, sets, priority):
             await self._delete(found)
-            return Turn(job.spec, held(request, "QueueWaiting", "The request of the job has changed."), POLL)
+            return Turn(job.spec, held(request, "QueueWaiting", CHANGED), POLL)
         if found is None:
             try:
                 body = workload(job.name, owner_of(job.resource), n, job.namespace, queue, sets)
@@ -392,9 +406,13 @@ def desired_cluster(spec: JobSpec, name: str, namespace: str) -> Desired | None:
 
 
 def _is_for(found: Object, queue: str, sets: list[Object], priority: int) -> bool:
-    annotations, spec = found["metadata"].get("annotations") or {}, found["spec"]
+    spec = found["spec"]
     is_same = spec.get("queueName") == queue and (spec.get("priority") or 0) == priority
-    return bool(is_same and annotations.get(REQUESTED) == requested(sets))
+    return bool(is_same and _requested(found) == requested(sets))
+
+
+def _requested(found: Object) -> str:
+    return str((found["metadata"].get("annotations") or {}).get(REQUESTED, ""))
 
 
 def owner_of(resource: Object) -> Object:

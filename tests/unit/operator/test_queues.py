@@ -27,6 +27,7 @@ from oars.plan.jobs import (
     DriverState,
     JobRequest,
     JobSeen,
+    JobStep,
     decide_job,
     policy_of,
 )
@@ -240,6 +241,31 @@ def test_attempt_of_an_older_version_is_still_evicted(world: World) -> None:
     assert world.review().request.evicted == ""
     world.api.answer(world.queues, "train-1", ("Evicted", "True", "Another team needs it."))
     assert "Another team needs it." in world.review().request.evicted
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_spec_that_changes_after_the_admission_returns_the_job_to_its_queue(world: World, has_driver: bool) -> None:
+    """Unless its driver exists: the attempt runs with what was admitted."""
+    world.review()
+    world.api.admit(world.queues, "train-1")
+    decision = decide_job("train", policy_of(world.spec), world.review().request, world.status, JobSeen(), 2.0)
+    world.status = decision.status
+    assert world.review().request.evicted == ""
+    world.spec = JobSpec.model_validate({**SPEC, "driver": {"cpu": 4}})
+    if has_driver:
+        world.context.drivers["team", "train-1"] = {"metadata": {"name": "train-1"}}
+        assert world.review().request.evicted == ""
+        return
+    turn = world.review()
+    assert "request of the job has changed" in turn.request.evicted
+    starting = JobSeen(ClusterSeen(ClusterState.READY))
+    decision = decide_job("train", policy_of(world.spec), turn.request, world.status, starting, 3.0)
+    assert decision.steps == (JobStep.STOP_DRIVER,)
+    closed = JobSeen(ClusterSeen(), DriverSeen(DriverState.CLOSED))
+    decision = decide_job("train", policy_of(world.spec), turn.request, decision.status, closed, 4.0)
+    world.status = decision.status
+    assert world.hold()[0] == "QueueWaiting"
+    assert world.workloads() == ["train-1", "train-2"], "the next attempt requests what the spec says now"
 
 
 @pytest.mark.parametrize("attempt", [None, "first"])
