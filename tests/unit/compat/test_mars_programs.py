@@ -14,7 +14,7 @@ import pytest
 from oars.base.errors import UsageError
 from oars.compat.mars import programs
 from oars.compat.mars.web import WebProxy, is_for, with_token
-from oars.service.hosts import HostService
+from oars.service.hosts import HostService, Joining, WorkerSize
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,43 @@ def test_wrong_port_ends_the_program_at_once(
     assert ended.value.code == 2 and problem in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--n-cpu", "many"], ["--n-cpu", "0"], ["--mem-bytes", "x"], ["--mem-bytes", "1"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--n-cpu", "many"], ["--n-cpu", "0"], ["--mem-bytes", "x"], ["--mem-bytes", "1"], ["--phy-mem", "110%"]],
+)
 def test_wrong_size_ends_the_worker_before_it_waits(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         programs.worker(["-s", "127.0.0.1:7103", *words])
     assert ended.value.code == 2 and repr(words[1]) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1073741824", 2**30), ("1g", 2**30), ("1G", 2**30), ("1gb", 2**30), ("1.5g", 3 * 2**29), ("512m", 2**29),
+        ("2t", 2**41), ("50%", 4 * 2**30), ("12.5%", 2**30), ("100 %", 8 * 2**30),
+    ],
+)  # fmt: skip
+def test_memory_is_written_as_in_mars(text: str, expected: int) -> None:
+    """As by `calc_size_by_str` of Mars 0.6: units are powers of 1024, and a percentage is of the machine's memory."""
+    assert programs.memory(text, 8 * 2**30) == expected
+
+
+@pytest.mark.parametrize("name", ["--mem-bytes", "--phy-mem"])
+@pytest.mark.parametrize(("text", "expected"), [("1g", str(2**30)), ("25%", str(2**31)), ("auto", None)])
+def test_worker_gets_its_size(
+    name: str, text: str, expected: str | None, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Joining] = []
+
+    async def record(self: HostService, joining: Joining, *_: object) -> None:
+        found.append(joining)
+
+    monkeypatch.setattr(HostService, "run_worker", record)
+    monkeypatch.setattr(programs, "usable_memory", lambda environ: 2**33)
+    words = ["-a", "127.0.0.1", "-p", "7005", "-s", "127.0.0.1:7103", name, text, "--n-cpu", "auto"]
+    assert programs.worker(words) == 0
+    assert found[0].size == WorkerSize(1, None, expected)
 
 
 @pytest.mark.parametrize("program", [programs.web, programs.worker])

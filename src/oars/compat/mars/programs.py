@@ -16,8 +16,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from oars.base.errors import OarsError, UsageError
+from oars.base.errors import OarsError, SpecError, UsageError
+from oars.compat.mars import arguments
 from oars.compat.mars.web import WebProxy
+from oars.places.local.memory import usable_memory
 from oars.service import Report, specs
 from oars.service.hosts import HostOptions, HostService, Joining, WorkerSize
 from oars.spec import resources
@@ -26,12 +28,12 @@ JOIN_OFFSET = 10_000
 DEFAULT_PORT = {"scheduler": 7103, "web": 7104}
 
 
-def scheduler(arguments: Sequence[str] | None = None) -> int:
+def scheduler(words: Sequence[str] | None = None) -> int:
     """Run a scheduler, which Mars calls supervisor since 0.7, until Ctrl-C."""
     parser = _parser("mars-scheduler", "scheduler")
     # These names of the programs are pymars', and so are the programs of its users.
     parser.add_argument("--distribution", choices=("pymars", "xorbits"), default="pymars", help="default: pymars")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     host, port = _endpoint(options, DEFAULT_PORT["scheduler"])
     hosts = HostService(os.environ)
     name = f"mars-{port}"
@@ -47,18 +49,17 @@ def scheduler(arguments: Sequence[str] | None = None) -> int:
     return _run(run())
 
 
-def worker(arguments: Sequence[str] | None = None) -> int:
+def worker(words: Sequence[str] | None = None) -> int:
     """Run a worker for a scheduler until Ctrl-C."""
     parser = _joining_parser("mars-worker", "worker")
     parser.add_argument(
-        "--n-cpu", "--cpu-procs", type=_checked(resources.cpu), metavar="N",
-        help="processors; default: all of this machine",
-    )  # fmt: skip
+        "--n-cpu", "--cpu-procs", type=_unless_auto(_cpu), metavar="N", help="processors; default: all of this machine"
+    )
     parser.add_argument(
-        "--mem-bytes", "--phy-mem", type=_checked(resources.memory), metavar="SIZE",
-        help="memory; default: four fifths of it",
+        "--mem-bytes", "--phy-mem", type=_unless_auto(_memory), metavar="SIZE",
+        help="memory in bytes, such as 4g (of 1024^3 bytes), or such as 50%% of this machine's; default: four fifths",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     host, port = _endpoint(options, 0, "")
     hosts = HostService(os.environ)
     name = f"{hosts.host_name()}-{port}" if port else hosts.host_name()
@@ -74,10 +75,10 @@ def worker(arguments: Sequence[str] | None = None) -> int:
     return _run(run())
 
 
-def web(arguments: Sequence[str] | None = None) -> int:
+def web(words: Sequence[str] | None = None) -> int:
     """Serve the web page and the API of a scheduler at another address until Ctrl-C."""
     parser = _joining_parser("mars-web", "web")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     host, port = _endpoint(options, DEFAULT_PORT["web"])
     hosts = HostService(os.environ)
 
@@ -133,17 +134,31 @@ def _address(text: str) -> str:
     return text
 
 
-def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
-    """For argparse: the text as it is, if `check` accepts it."""
+def _unless_auto(parse: Callable[[str], str]) -> Callable[[str], str | None]:
+    """For argparse. Mars writes `auto` for the default."""
 
-    def parse(text: str) -> str:
+    def parsed(text: str) -> str | None:
         try:
-            check(text)
-        except ValueError as error:
+            return None if text == "auto" else parse(text)
+        except (ValueError, SpecError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-        return text
 
-    return parse
+    return parsed
+
+
+def _cpu(text: str) -> str:
+    resources.cpu(text)
+    return text
+
+
+def _memory(text: str) -> str:
+    return str(memory(text, usable_memory(os.environ)))
+
+
+def memory(text: str, total: int) -> int:
+    """Bytes, of a size or of a share of `total`, as Mars writes them. Raises SpecError."""
+    wanted = arguments.size_or_share("memory", text)
+    return wanted if isinstance(wanted, int) else resources.cache_size(wanted, total)
 
 
 def _endpoint(options: argparse.Namespace, default_port: int, default_host: str = "127.0.0.1") -> tuple[str, int]:
