@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -141,6 +142,25 @@ def test_worker_that_leaves_is_not_missed(net: list[Machine]) -> None:
     one.processes[0].wait(60)
     until("the head forgets it", lambda: [m["id"] for m in head.status("toy")["members"]] == ["head", "two-0"])
     assert head.status("toy")["phase"] == "Ready"
+
+
+def test_limits_of_a_job_and_of_the_cluster_count_on_joined_machines(net: list[Machine]) -> None:
+    """The job's deadline ends its driver only, and `lifetime.max` the cluster on all machines. `oars worker` waits for
+    another head."""
+    head, one, two = start_all(net, "toy", "--set", "lifetime.max=30s")
+    assert head.status("toy")["expires"]["reason"] == "MaxLifetime"
+    pids = [head.pid("toy", "head"), one.pid("one", "one-0"), two.pid("two", "two-0")]
+    options = ("--name", "late", "--cluster", "toy", "--working-dir", "", "--set", "attemptDeadline=1s")
+    assert "did not end within attemptDeadline" in head.run(OARS, "submit", *options, "--", "sleep", "600", code=143)
+    assert not any(map(is_gone, pids))
+    until("the cluster ends", lambda: not head.status("toy"))
+    assert head.processes[0].wait(60) == 0
+    (gone,) = json.loads(head.run(OARS, "ls", "--gone", "-o", "json"))
+    assert (gone["reason"], gone["message"]) == ("MaxLifetime", "30s after its creation (lifetime.max)")
+    assert all(map(is_gone, pids))
+    for machine in (one, two):
+        found = machine.status(machine.name)
+        assert (found["members"], found["reason"]) == ([], "HeadUnreachable")
 
 
 def test_killed_supervisor_leaves_nothing(net: list[Machine]) -> None:

@@ -251,6 +251,26 @@ def test_end_of_an_old_connection_does_not_lose_a_machine_that_is_back(head: Hea
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
+def test_head_that_stops_tells_the_machines_that_have_joined(head: Head) -> None:
+    """Otherwise they keep workers for it, as if it could not be reached."""
+    link, *_ = head
+
+    async def body() -> None:
+        await link.open()
+        link.publish(HeadAddress("ab:1", MemberState.RUNNING, "127.0.0.1", {"client": 1}))
+        reader, writer = await join(head)
+        await messages.send(writer, HostReport((WORKER,)))
+        assert (await messages.receive(reader, HeadState)).head is not None
+        closing = asyncio.create_task(link.close())
+        await messages.send(writer, HostReport((WORKER,)))
+        assert (await messages.receive(reader, HeadState)).head is None
+        await closing
+        assert await reader.read() == b""
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
 @pytest.mark.parametrize("name", ["../../outside", "..", "a/b"])
 def test_secret_outside_of_its_directory_is_no_message(name: str) -> None:
     message = {**cast(dict[str, object], codec.dump(HeadState())), "secrets": {name: "x"}}

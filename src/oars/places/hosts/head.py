@@ -42,6 +42,7 @@ from oars.places.report import Report
 
 MAX_STRANGERS = 16  # connections that have not shown the join token; each may buffer twice messages.MAX_MESSAGE
 FORGET_SECONDS = 600.0  # after which a machine that does not return is no longer expected
+FAREWELL_SECONDS = 2 * messages.POLL_SECONDS  # for which the machines that have joined may still ask at the end
 UNSENT = ("join.token", "join.cert.pem", "join.key.pem")  # secrets of the head's machine that others do not get
 
 log = get_logger(__name__)
@@ -80,6 +81,7 @@ class HeadLink:
         self._server: asyncio.Server | None = None
         self._strangers: list[asyncio.Transport] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
         self.hosts: dict[str, JoinedHost] = {}
         self.last_view = View(message="the head is being started")
         self._published: tuple[HeadAddress | None, View] = None, self.last_view  # what other machines get
@@ -103,8 +105,16 @@ class HeadLink:
         log.info(pairs("listening for hosts", address=link.join))
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        """Tell the machines that have joined that there is no head any more. Otherwise they would take it for one that
+        cannot be reached, and keep workers for it."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._published, self._is_closing = (None, View(message="the head was stopped")), True
+        for transport in self._strangers:
+            transport.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=FAREWELL_SECONDS)
 
     def make_place(self, machine: Machine, wake: Callable[[], None]) -> ProcessPlace:
         return HeadPlace(self._dir, machine, wake, self)
@@ -202,7 +212,7 @@ class HeadLink:
             known.connection = transport
         while True:
             await send(writer, self._state(report))
-            if not hello.name:
+            if not hello.name or self._is_closing:
                 return
             report = await receive(reader, HostReport)
             if report.is_leaving:
