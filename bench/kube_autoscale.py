@@ -71,7 +71,7 @@ def work() -> Iterator[Work]:
     """Operators that start meanwhile read their demand from it."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "demand.json"
-        os.environ["PLAYED_DEMAND"] = str(file)
+        os.environ["SIMULATED_DEMAND"] = str(file)
         yield Work(file)
 
 

@@ -57,7 +57,7 @@ ROUNDS = int(os.environ.get("OARS_BENCH_ROUNDS", "3"))
 RESULTS = Path(__file__).parent / "results" / "kube_jobs.json"
 LIMIT = 1.15
 WORKERS = 2  # of the jobs with real pods
-JOBS, PLAYED_WORKERS = int(os.environ.get("OARS_BENCH_JOBS", "300")), 1
+JOBS, SIMULATED_WORKERS = int(os.environ.get("OARS_BENCH_JOBS", "300")), 1
 SECONDS = 300.0
 MARK = "first line at"
 
@@ -272,18 +272,23 @@ def writes(api: Api) -> Counter[str]:
     return found
 
 
-def played_by_oars(name: str, namespace: str) -> list[Object]:
+def simulated_by_oars(name: str, namespace: str) -> list[Object]:
     """A ComputeJob of simulated pods."""
-    (cluster,) = kube_scale.by_oars(name, namespace, PLAYED_WORKERS)
+    (cluster,) = kube_scale.by_oars(name, namespace, SIMULATED_WORKERS)
     driver = {"cpu": "0.01", "memory": "16Mi", "pod": {"spec": kwok.POD}}
     spec = {"cluster": cluster["spec"], "entrypoint": ["python", "train.py"], "driver": driver}
     metadata = {"name": name, "namespace": namespace}
     return [{"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata, "spec": spec}]
 
 
-def played_by_hand(name: str, namespace: str) -> list[Object]:
+def simulated_by_hand(name: str, namespace: str) -> list[Object]:
     """Two Deployments, a Service and a batch/v1 Job. Nobody removes the cluster."""
-    container = {"name": "main", "image": "oars.lab/played:1", "command": ["played"], "resources": kube_scale.SMALL}
+    container = {
+        "name": "main",
+        "image": "oars.lab/simulated:1",
+        "command": ["simulated"],
+        "resources": kube_scale.SMALL,
+    }
     pod = {"spec": {**kwok.POD, "containers": [container], "restartPolicy": "Never"}}
     metadata = {"name": name, "namespace": namespace}
     spec = {"backoffLimit": 0, "template": pod}
@@ -291,8 +296,8 @@ def played_by_hand(name: str, namespace: str) -> list[Object]:
     return [*kube_scale.by_hand(name, namespace), job]
 
 
-def played_by_kuberay(name: str, namespace: str) -> list[Object]:
-    return [kuberay.played_job(name, namespace, PLAYED_WORKERS, kube_scale.SMALL)]
+def simulated_by_kuberay(name: str, namespace: str) -> list[Object]:
+    return [kuberay.simulated_job(name, namespace, SIMULATED_WORKERS, kube_scale.SMALL)]
 
 
 def is_succeeded(obj: Object) -> bool:
@@ -322,9 +327,9 @@ class Way:
     is_over: Callable[[Object], bool]
 
 
-HAND = Way(JOB, None, played_by_hand, is_job_complete)
-OURS = Way(COMPUTE_JOB, COMPUTE_CLUSTER, played_by_oars, is_succeeded)
-KUBERAY = Way(kuberay.RAY_JOB, kuberay.RAY_CLUSTER, played_by_kuberay, kuberay.is_complete)
+HAND = Way(JOB, None, simulated_by_hand, is_job_complete)
+OURS = Way(COMPUTE_JOB, COMPUTE_CLUSTER, simulated_by_oars, is_succeeded)
+KUBERAY = Way(kuberay.RAY_JOB, kuberay.RAY_CLUSTER, simulated_by_kuberay, kuberay.is_complete)
 
 
 async def measure(client: Client, lab: Lab, way: Way, where: str, pid: int | None = None) -> dict[str, Any]:
@@ -364,7 +369,7 @@ async def measure_ours(client: Client, lab: Lab) -> dict[str, Any]:
 async def measure_kuberay(client: Client, lab: Lab, path: Path) -> dict[str, Any]:
     async with kube_scale.namespace(client) as where:
         with (
-            dashboard.played() as environ,
+            dashboard.simulated() as environ,
             kuberay.operator(path, lab.settings.kubeconfig, where, environ=environ) as process,
         ):
             try:
@@ -415,7 +420,7 @@ def run_start() -> None:
 def run_many() -> None:
     sys.path.append(str(kube_scale.TOY))
     with borrowed(Lab(settings.load(), say), with_node=False) as lab:
-        kwok.up(lab, 1 + JOBS * (2 + PLAYED_WORKERS) // kube_scale.PODS_PER_NODE)
+        kwok.up(lab, 1 + JOBS * (2 + SIMULATED_WORKERS) // kube_scale.PODS_PER_NODE)
         try:
             asyncio.run(_with_client(lab))
         finally:

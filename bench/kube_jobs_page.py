@@ -29,7 +29,7 @@ too. Writes are those of all clients, for all kinds of objects that a job has; e
 writes, do not count.
 
 KubeRay's operator learns from the dashboard of each cluster how its job ends, and simulated pods have none. Here a
-played one answers, at the first request, that the job has succeeded. Oars also tries to read and keep each driver's
+simulated one answers, at the first request, that the job has succeeded. Oars also tries to read and keep each driver's
 output, which a simulated node does not return; KubeRay keeps none. The hand-written clusters are not removed.
 """
 ROWS = {

@@ -77,7 +77,7 @@ def by_hand(name: str, namespace: str) -> list[Object]:
 
 
 def _deployment(name: str, namespace: str, replicas: int) -> Object:
-    container = {"name": "main", "image": "oars.lab/played:1", "command": ["played"], "resources": SMALL}
+    container = {"name": "main", "image": "oars.lab/simulated:1", "command": ["simulated"], "resources": SMALL}
     template = {"metadata": {"labels": {"app": name}}, "spec": {**kwok.POD, "containers": [container]}}
     spec = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
     metadata = {"name": name, "namespace": namespace}
@@ -94,7 +94,7 @@ def whole_by_hand(name: str, namespace: str) -> list[Object]:
 def by_oars(name: str, namespace: str, workers: int = WORKERS) -> list[Object]:
     """The same cluster as a ComputeCluster."""
     size = {"cpu": "0.01", "memory": "16Mi", "pod": {"spec": kwok.POD}}
-    spec = {"engine": "played", "head": size, "replicas": workers, "workers": [size]}
+    spec = {"engine": "simulated", "head": size, "replicas": workers, "workers": [size]}
     metadata = {"name": name, "namespace": namespace}
     return [{"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}]
 

@@ -1,4 +1,4 @@
-"""A played Ray dashboard: KubeRay asks it for the state of a RayJob whose pods are simulated.
+"""A simulated Ray dashboard: KubeRay asks it for the state of a RayJob whose pods are simulated.
 
 KubeRay's operator learns from the dashboard of each cluster how its job ends. Simulated pods have none, so the operator
 gets this server as its HTTP proxy: it answers for every dashboard that every job has succeeded, at the first request.
@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextlib.contextmanager
-def played() -> Iterator[dict[str, str]]:
+def simulated() -> Iterator[dict[str, str]]:
     """The environment with which a program reaches the dashboards."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Dashboard)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -37,7 +37,7 @@ def crds() -> list[Object]:
 
 def cluster(name: str, namespace: str, workers: int, resources: Object) -> Object:
     """The same pods as a RayCluster."""
-    container = {"name": "ray", "image": "oars.lab/played:1", "resources": resources}
+    container = {"name": "ray", "image": "oars.lab/simulated:1", "resources": resources}
     template = {"spec": {**kwok.POD, "containers": [container]}}
     group = {
         "groupName": "default", "replicas": workers, "minReplicas": workers, "maxReplicas": workers,
@@ -52,10 +52,10 @@ def is_ready(obj: Object) -> bool:
     return bool((obj.get("status") or {}).get("state") == "ready")
 
 
-def played_job(name: str, namespace: str, workers: int, resources: Object) -> Object:
+def simulated_job(name: str, namespace: str, workers: int, resources: Object) -> Object:
     """A RayJob of simulated pods. It removes its cluster when it has ended."""
     made = cluster(name, namespace, workers, resources)["spec"]
-    container = {"name": "submitter", "image": "oars.lab/played:1", "resources": resources}
+    container = {"name": "submitter", "image": "oars.lab/simulated:1", "resources": resources}
     submitter = {"spec": {**kwok.POD, "containers": [container], "restartPolicy": "Never"}}
     return job(name, "python train.py", made, namespace=namespace, submitterPodTemplate=submitter)
 

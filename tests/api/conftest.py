@@ -31,7 +31,7 @@ def is_served(kube: Kube, path: str) -> bool:
 
 @pytest.fixture
 def stage(kube_api: Kube, kwok: Callable[[int], list[str]]) -> Stage:
-    """Both kinds are served, as after an installation, and pods are played."""
+    """Both kinds are served, as after an installation, and pods are simulated."""
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     where = f"{definitions}/{crd.NAME}"
     kube_api.api.apply(where, crd.compute_cluster())

@@ -1,4 +1,4 @@
-"""Where the operator's tests play: a namespace with the kind served, simulated nodes, and operators as processes."""
+"""Where the operator's tests run: a namespace with the kind served, simulated nodes, and operators as processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OARS = str(Path(sys.executable).with_name("oars"))
 SECONDS = 90
 LEASE = "15s"
 SHORT_LEASE = "5s"  # for tests that wait for it to run out; on a busy machine it may do so by itself
-PLAYED: dict[str, Any] = {"spec": POD}  # as a pod overlay: it may land on a simulated node
+SIMULATED_POD: dict[str, Any] = {"spec": POD}  # as a pod overlay: it may land on a simulated node
 OWNED = (
     ("pods", "api/v1"), ("services", "api/v1"), ("secrets", "api/v1"), ("configmaps", "api/v1"),
     ("serviceaccounts", "api/v1"), ("deployments", "apis/apps/v1"), ("replicasets", "apis/apps/v1"),
@@ -40,9 +40,9 @@ OWNED = (
 
 
 def group(name: str = "default", replicas: int | None = 3, **more: Any) -> dict[str, Any]:
-    """A worker group whose pods are played."""
+    """A worker group of simulated pods."""
     counted = {} if replicas is None else {"replicas": replicas}
-    return {"name": name, **counted, "cpu": "0.1", "memory": "64Mi", "pod": PLAYED, **more}
+    return {"name": name, **counted, "cpu": "0.1", "memory": "64Mi", "pod": SIMULATED_POD, **more}
 
 
 def sized(*groups: dict[str, Any]) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def sized(*groups: dict[str, Any]) -> dict[str, Any]:
 
 
 def resource(name: str, *groups: dict[str, Any], **spec: Any) -> Object:
-    """A ComputeCluster of played pods."""
-    head = {"cpu": "0.1", "memory": "64Mi", "pod": PLAYED}
-    body = {"engine": "played", "head": head, **sized(*(groups or (group(),))), **spec}
+    """A ComputeCluster of simulated pods."""
+    head = {"cpu": "0.1", "memory": "64Mi", "pod": SIMULATED_POD}
+    body = {"engine": "simulated", "head": head, **sized(*(groups or (group(),))), **spec}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": body}
 
 

@@ -1,4 +1,4 @@
-"""Autoscaling by the operator on a real control plane, its pods played: one write for a burst, and groups that
+"""Autoscaling by the operator on a real control plane with simulated pods: one write for a burst, and groups that
 Kubernetes does not let grow."""
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 from lab.api import Object
 from lab.kube import is_ready
 from lab.wait import until
-from tests.api.stage import PLAYED, Operator, Stage, group, oars, quiet_for, resource
+from tests.api.stage import SIMULATED_POD, Operator, Stage, group, oars, quiet_for, resource
 
 pytestmark = pytest.mark.timeout(300)
 
 Operators = Callable[..., Operator]
 BURST = 300
-NOTHING: dict[str, Any] = {"spec": {**PLAYED["spec"], "nodeSelector": {"type": "there-is-none"}}}
+NOTHING: dict[str, Any] = {"spec": {**SIMULATED_POD["spec"], "nodeSelector": {"type": "there-is-none"}}}
 
 
 class Work:
@@ -44,7 +44,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operators: Operators) 
     """An operator runs; there is no work yet."""
     work = Work(tmp_path / "demand.json")
     work(0)
-    monkeypatch.setenv("PLAYED_DEMAND", str(tmp_path / "demand.json"))
+    monkeypatch.setenv("SIMULATED_DEMAND", str(tmp_path / "demand.json"))
     work.operator = operators()
     return work
 

@@ -17,8 +17,8 @@ import pytest
 from kubernetes import config
 from lab.kube import Kube
 from lab.wait import until
-from tests.api.stage import PLAYED, Stage, group, sized
-from tests.api.test_direct import play
+from tests.api.stage import SIMULATED_POD, Stage, group, sized
+from tests.api.test_direct import run_scenario
 from tests.api.test_rbac_modes import account, kubeconfig_of
 
 from oars.base.errors import Denied, NameInUse, NotFound, OarsError, TimedOut
@@ -29,7 +29,7 @@ from oars.compat.mars import KubernetesClusterClient, cluster, new_cluster
 from oars.compat.mars.rights import ROLE_NAME
 from oars.spec.load import build
 
-PLAYED_HEAD: dict[str, Any] = {"cpu": "0.1", "memory": "64Mi", "pod": PLAYED}
+SIMULATED_HEAD: dict[str, Any] = {"cpu": "0.1", "memory": "64Mi", "pod": SIMULATED_POD}
 
 IMAGE = "example.org/mars:1"
 
@@ -121,8 +121,8 @@ def test_attach_finds_no_cluster(kube_api: Kube, api_client: Any) -> None:
 def test_attach_finds_the_cluster_with_the_endpoint(stage: Stage) -> None:
     """Two Mars clusters in one namespace, and one of another engine."""
     namespace = stage.kube.namespace
-    mars = {"head": PLAYED_HEAD, "place": "kubernetes", "expose": {"type": "NodePort"}, **sized(group(replicas=1))}
-    specs = {"one": {"engine": "mars"}, "two": {"engine": "mars"}, "other": {"engine": "played"}}
+    mars = {"head": SIMULATED_HEAD, "place": "kubernetes", "expose": {"type": "NodePort"}, **sized(group(replicas=1))}
+    specs = {"one": {"engine": "mars"}, "two": {"engine": "mars"}, "other": {"engine": "simulated"}}
     where = Location("kubernetes", namespace=namespace, kubeconfig=str(stage.kube.kubeconfig), mode="direct")
 
     async def scenario() -> None:
@@ -145,7 +145,7 @@ def test_attach_finds_the_cluster_with_the_endpoint(stage: Stage) -> None:
         finally:
             await backend.close()
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 def await_head(stage: Stage, name: str) -> None:

@@ -75,10 +75,10 @@ async def ready(home: DemoClient, wanted: int, seconds: float = SECONDS) -> Stat
     raise AssertionError("the cluster went away")
 
 
-def play(story: Awaitable[None]) -> None:
+def run_scenario(scenario: Awaitable[None]) -> None:
     async def run() -> None:
         async with asyncio.timeout(280):
-            await story
+            await scenario
 
     asyncio.run(run())
 
@@ -89,7 +89,7 @@ def test_life_cycle(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch:
         monkeypatch.setattr(module, "CATCH_UP", 60.0)
     proxy = fault_proxy()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, proxy.kubeconfig) as home:
             await make(home, tied=tied)
             status = await ready(home, 3)
@@ -106,7 +106,7 @@ def test_life_cycle(tied: bool, stage: Stage, fault_proxy: Proxies, monkeypatch:
             assert await home.demo.stop(90)
         stage_is_empty(stage)
 
-    play(story())
+    run_scenario(scenario())
 
 
 def stage_is_empty(stage: Stage) -> None:
@@ -124,7 +124,7 @@ def object_writes(proxy: FaultProxy) -> list[str]:
 def test_only_the_lease_is_written_at_rest(stage: Stage, fault_proxy: Proxies) -> None:
     proxy = fault_proxy()
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, proxy.kubeconfig) as home:
             await make(home)
             await ready(home, 3)
@@ -135,24 +135,24 @@ def test_only_the_lease_is_written_at_rest(stage: Stage, fault_proxy: Proxies) -
             assert object_writes(proxy)[written:] == []
             assert reads <= len(UNWATCHED), "one look for what is not watched"
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_name_is_taken_once(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home, at_home(stage) as other:
             await make(home)
             with pytest.raises(NameInUse, match="Cluster 'demo' exists already"):
                 await make(other)
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_recorded_state_is_not_used_for_another_cluster_of_the_same_name(stage: Stage) -> None:
     metadata: Object = {"name": "demo-oars", "namespace": stage.kube.namespace, "labels": {names.CLUSTER: "demo"}}
     config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with Client(config.load({}, kubeconfig=stage.kube.kubeconfig)) as client:
             root = ConfigMapRoot(client, await client.create(config_map))
             await root.save(LoopState(head="a:0"), None)
@@ -164,11 +164,11 @@ def test_recorded_state_is_not_used_for_another_cluster_of_the_same_name(stage: 
                 await root.save(LoopState(head="b:0"), None)
             assert "data" not in await client.get(CONFIG_MAP, metadata["name"], metadata["namespace"])
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_spec_that_cannot_be_rendered_creates_nothing(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         wrong = {"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}
         spec = build({**resource("demo", group(pod=wrong))["spec"], "place": "kubernetes"}).spec
         async with at_home(stage) as home:
@@ -176,11 +176,11 @@ def test_spec_that_cannot_be_rendered_creates_nothing(stage: Stage) -> None:
                 await home.create(spec)
         assert stage.left("demo") == []
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_another_client_attaches_and_takes_over(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as second:
             async with at_home(stage) as first:
                 await make(first)
@@ -192,7 +192,7 @@ def test_another_client_attaches_and_takes_over(stage: Stage) -> None:
             await ready(second, 4)
             assert await second.demo.stop(90)
 
-    play(story())
+    run_scenario(scenario())
 
 
 WEATHER = {
@@ -208,7 +208,7 @@ WEATHER = {
 def test_api_errors_only_delay_the_life_cycle(weather: str, stage: Stage, fault_proxy: Proxies) -> None:
     proxy = fault_proxy(seed=3)
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, proxy.kubeconfig) as home:
             await make(home)
             proxy.script.rules = [Rule(Pass(), resource="leases"), *WEATHER[weather]]
@@ -218,4 +218,4 @@ def test_api_errors_only_delay_the_life_cycle(weather: str, stage: Stage, fault_
             await ready(home, 1, 60)
             assert await home.demo.stop(90)
 
-    play(story())
+    run_scenario(scenario())

@@ -7,7 +7,7 @@ import os
 
 from lab.wait import until
 from tests.api.stage import Stage, group, resource
-from tests.api.test_direct import DemoClient, at_home, make, play, ready, stage_is_empty
+from tests.api.test_direct import DemoClient, at_home, make, ready, run_scenario, stage_is_empty
 
 from oars.client.backend import Location
 from oars.client.handles import scale
@@ -18,7 +18,7 @@ from oars.spec.load import build
 
 
 def test_concurrent_scales_of_two_groups_are_both_applied(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as first, at_home(stage) as second:
             spec = build({**resource("demo", group("a", 1), group("b", 1))["spec"], "place": "kubernetes"}).spec
             await first.create(spec)
@@ -30,11 +30,11 @@ def test_concurrent_scales_of_two_groups_are_both_applied(stage: Stage) -> None:
             await ready(first, 12)
             assert await first.demo.stop(90)
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_changed_drain_timeout_keeps_the_head(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             await make(home, 1, tied=True)
             await ready(home, 1)
@@ -54,7 +54,7 @@ def test_changed_drain_timeout_keeps_the_head(stage: Stage) -> None:
             assert (after["uid"], after["generation"]) == (before["uid"], before["generation"])
             assert await home.demo.stop(90)
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_new_namespace_is_created_and_deleted_with_the_cluster(stage: Stage) -> None:
@@ -63,7 +63,7 @@ def test_new_namespace_is_created_and_deleted_with_the_cluster(stage: Stage) -> 
     described = {**resource("demo", group(replicas=1))["spec"], "place": "kubernetes", "namespace": {"create": True}}
     spec = build(described).spec
 
-    async def story() -> None:
+    async def scenario() -> None:
         home = DemoClient(location)
         try:
             await home.create(spec)
@@ -77,7 +77,7 @@ def test_new_namespace_is_created_and_deleted_with_the_cluster(stage: Stage) -> 
             await home.backend.close()
         assert await Service(os.environ, location).stop(["demo"], 90) == {"demo": None}
 
-    play(story())
+    run_scenario(scenario())
     until("its namespace is gone", lambda: _is_gone(stage, own), 180)
     stage_is_empty(stage)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lab.api import Object
 from lab.kube import is_ready
-from tests.api.stage import PLAYED, Operator, Stage, group, resource
+from tests.api.stage import SIMULATED_POD, Operator, Stage, group, resource
 
 CROWDED = "20"  # cpu; a simulated node has 32
 
@@ -16,7 +16,7 @@ def on_one_node(stage: Stage) -> dict[str, Any]:
     """A pod overlay for the first simulated node."""
     nodes = stage.kube.api.get("/api/v1/nodes?labelSelector=type%3Dkwok")["items"]
     hostname = nodes[0]["metadata"]["labels"]["kubernetes.io/hostname"]
-    return {"spec": {**PLAYED["spec"], "nodeSelector": {"kubernetes.io/hostname": hostname}}}
+    return {"spec": {**SIMULATED_POD["spec"], "nodeSelector": {"kubernetes.io/hostname": hostname}}}
 
 
 def bound(pods: list[Object]) -> list[str]:

@@ -17,7 +17,7 @@ import pytest
 from lab.api import ApiError, Object
 from lab.errors import Timeout
 from lab.wait import until
-from tests.api.stage import PLAYED, SHORT_LEASE, Operator, Stage, group, resource
+from tests.api.stage import SHORT_LEASE, SIMULATED_POD, Operator, Stage, group, resource
 
 from oars.operator import crd
 from oars.places.kube import names
@@ -35,7 +35,7 @@ class Jobs:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.api, self.kube = stage.kube.api, stage.kube
-        self._played: dict[str, Object] = {}  # name of a driver's pod → its status
+        self._driver_status: dict[str, Object] = {}  # name of a driver's pod → its status
 
     def path(self, name: str = "") -> str:
         path = self.kube.path(crd.JOB_PLURAL, f"apis/{API_VERSION}")
@@ -79,7 +79,7 @@ class Jobs:
             return [p for p in self.drivers(name) if p["metadata"]["labels"][names.ATTEMPT] == str(attempt)]
 
         pod = until(f"attempt {attempt} of {name} has a pod", pods, SECONDS)[0]
-        self._play(pod, "Running", {"running": {"startedAt": _now()}})
+        self._set_status(pod, "Running", {"running": {"startedAt": _now()}})
         return pod
 
     def end_driver(self, name: str, attempt: int, code: int) -> None:
@@ -88,21 +88,21 @@ class Jobs:
 
     def end_pod(self, pod: Object, code: int) -> None:
         ended = {"terminated": {"exitCode": code, "finishedAt": _now()}}
-        self._play(pod, "Succeeded" if code == 0 else "Failed", ended)
+        self._set_status(pod, "Succeeded" if code == 0 else "Failed", ended)
 
-    def _play(self, pod: Object, phase: str, state: Object) -> None:
+    def _set_status(self, pod: Object, phase: str, state: Object) -> None:
         container = {"name": "driver", "image": "any", "imageID": "", "restartCount": 0, "ready": False, "state": state}
-        self._played[pod["metadata"]["name"]] = {"phase": phase, "containerStatuses": [container]}
+        self._driver_status[pod["metadata"]["name"]] = {"phase": phase, "containerStatuses": [container]}
         self._write_status(pod["metadata"]["name"])
 
     def _write_status(self, pod: str) -> None:
-        self.api.patch(self.kube.path(f"pods/{pod}/status", "api/v1"), {"status": self._played[pod]})
+        self.api.patch(self.kube.path(f"pods/{pod}/status", "api/v1"), {"status": self._driver_status[pod]})
 
     def _sync_drivers(self, name: str) -> None:
         """As a kubelet: write the status again if somebody else has changed it."""
         for pod in self.drivers(name):
-            played = self._played.get(pod["metadata"]["name"])
-            if played is not None and played["phase"] != pod["status"]["phase"]:
+            status = self._driver_status.get(pod["metadata"]["name"])
+            if status is not None and status["phase"] != pod["status"]["phase"]:
                 try:
                     self._write_status(pod["metadata"]["name"])
                 except ApiError as error:
@@ -134,7 +134,7 @@ def test_job_gets_a_cluster_and_a_driver_and_leaves_a_verdict(jobs: Jobs, operat
     assert jobs.stage.get("train-1")["metadata"]["ownerReferences"][0]["kind"] == JOB_KIND
     jobs.end_driver("train", 1, 0)
     status = jobs.await_state("train", "Succeeded")
-    assert (status["exitCode"], status["cluster"], status["engine"]) == (0, "train-1", "played")
+    assert (status["exitCode"], status["cluster"], status["engine"]) == (0, "train-1", "simulated")
     assert [each["type"] for each in status["conditions"]] == ["Admitted", "ClusterReady", "Complete"]
     assert status["completionTime"] >= status["startTime"]
     until("its cluster is gone", lambda: not jobs.objects(crd.PLURAL, f"apis/{API_VERSION}", "train"), SECONDS)
@@ -142,7 +142,7 @@ def test_job_gets_a_cluster_and_a_driver_and_leaves_a_verdict(jobs: Jobs, operat
     shown = jobs.kube.kubectl("get", "computejobs").splitlines()
     assert shown[0].split() == ["NAME", "STATE", "AGE", "TTL-AFTER-FINISHED", "MAX-LIFETIME", "ENGINE", "CLUSTER"]
     row = shown[1].split()
-    assert (row[0], row[1], *row[3:]) == ("train", "Succeeded", "24h", "8h", "played", "train-1")
+    assert (row[0], row[1], *row[3:]) == ("train", "Succeeded", "24h", "8h", "simulated", "train-1")
 
 
 def test_bad_exits_are_retried_on_new_clusters_until_the_budget_is_used(jobs: Jobs, operators: Operators) -> None:
@@ -203,7 +203,7 @@ def test_invalid_and_untrusted_specs_are_explained_and_can_be_corrected(jobs: Jo
     assert "nonesuch" in jobs.status("bad")["message"]
     jobs.create(
         "sly",
-        cluster={"engine": "played"},
+        cluster={"engine": "simulated"},
         secrets=[{"name": "s", "key": "k", "as": "S"}],
         driver={"pod": {"spec": {"hostNetwork": True}}},
     )
@@ -332,7 +332,7 @@ def test_killed_operators_run_each_job_once(jobs: Jobs, operators: Operators, co
     cluster = resource("any", group(replicas=0))["spec"]
     failing = {f"many-{number}" for number in range(0, count, 3)}
     for number in range(count):
-        driver = {} if f"many-{number}" in failing else {"driver": {"pod": PLAYED}}
+        driver = {} if f"many-{number}" in failing else {"driver": {"pod": SIMULATED_POD}}
         jobs.create(f"many-{number}", cluster=cluster, retries=1, backoff={"first": "0.1s"}, **driver)
     starts = Starts(jobs, failing)
     starts.start()

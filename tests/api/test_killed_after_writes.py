@@ -24,7 +24,7 @@ import pytest
 from lab.api import ApiError
 from lab.faultproxy import FaultProxy
 from lab.faults import DieOnChange, Pass, Rule, Script
-from tests.api.stage import PLAYED, Stage, resource
+from tests.api.stage import SIMULATED_POD, Stage, resource
 
 from oars import engines
 from oars.base.errors import OarsError
@@ -52,9 +52,9 @@ pytestmark = [pytest.mark.timeout(900)]
 def data_engine() -> Any:
     """The simulated engine, whose workers hold results: a drain moves them, and a worker that goes with some is
     noted."""
-    from toy_engine.played import PlayedEngine
+    from toy_engine.simulated import SimulatedPodsEngine
 
-    class Holding(PlayedEngine):
+    class Holding(SimulatedPodsEngine):
         def __init__(self) -> None:
             super().__init__()
             self.held: dict[str, int] = {}  # incarnation → results
@@ -281,10 +281,10 @@ class DirectMode(Mode):
             await direct.close()
 
     def create(self) -> None:
-        size = {"cpu": "0.1", "memory": "64Mi", "pod": PLAYED}
-        given = {"engine": "played", "head": size, "workers": [{"replicas": 3, **size}]}
+        size = {"cpu": "0.1", "memory": "64Mi", "pod": SIMULATED_POD}
+        given = {"engine": "simulated", "head": size, "workers": [{"replicas": 3, **size}]}
         spec = load.build(given, option_model=engines.option_model).spec.model_dump(mode="json", exclude_unset=True)
-        metadata = {"name": names.root("demo"), "labels": names.labels("demo", "played")}
+        metadata = {"name": names.root("demo"), "labels": names.labels("demo", "simulated")}
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dump_intent(Intent(spec))}
         self.stage.kube.api.create(self.stage.kube.path("configmaps"), json.loads(json.dumps(body)))
 
@@ -331,7 +331,7 @@ def test_life_cycle_survives_a_kill_after_every_single_write(
     make: type[Mode], stage: Stage, fault_proxy: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, get = data_engine(), engines.get
-    monkeypatch.setattr(engines, "get", lambda name: engine if name == "played" else get(name))
+    monkeypatch.setattr(engines, "get", lambda name: engine if name == "simulated" else get(name))
     mode = make(stage, "oars-operator" if make is OperatorMode else names.root("demo"))
     cycle = LifeCycle(mode, Lives(mode, fault_proxy()), engine)
     asyncio.run(cycle.run())

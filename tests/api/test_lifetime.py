@@ -1,4 +1,4 @@
-"""Lifetimes on a real control plane, pods played: clusters that end by themselves, as announced, and why they did."""
+"""Lifetimes on a real control plane with simulated pods: clusters end by themselves, as announced, and say why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from lab.api import Object
 from lab.wait import until
 from tests.api.stage import OARS, Operator, Stage, group, resource
-from tests.api.test_direct import at_home, play, ready
+from tests.api.test_direct import at_home, ready, run_scenario
 
 from oars.base.settings import Settings
 from oars.client.backend import CreateOptions, Location
@@ -37,7 +37,7 @@ def unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Unused:
         fresh.replace(file)
 
     set_seconds()
-    monkeypatch.setenv("PLAYED_UNUSED", str(file))
+    monkeypatch.setenv("SIMULATED_UNUSED", str(file))
     return set_seconds
 
 
@@ -94,7 +94,7 @@ def test_operator_announces_the_end_and_deletes_the_cluster(stage: Stage, operat
     until("nothing of it is left", lambda: not stage.left("demo"), 60)
     assert {each["reason"] for each in endings(stage, "demo")} == {"Expires", "Expired"}
     note = gone(stage)["demo"]
-    assert (note["reason"], note["engine"], note["mode"]) == ("Idle", "played", "operator")
+    assert (note["reason"], note["engine"], note["mode"]) == ("Idle", "simulated", "operator")
     assert note["namespace"] == stage.kube.namespace
     assert exists(stage, "other")  # it has no limits
 
@@ -120,7 +120,7 @@ def test_operator_ends_a_cluster_whose_program_was_killed(stage: Stage, operator
         await backend.create("tied", spec, CreateOptions(tied=True))
         return backend
 
-    async def story() -> None:
+    async def scenario() -> None:
         backend = await create()
         try:
             await asyncio.to_thread(stage.await_ready, "tied")
@@ -131,7 +131,7 @@ def test_operator_ends_a_cluster_whose_program_was_killed(stage: Stage, operator
         finally:
             await backend.close()  # as if the program was killed: nobody renews any more
 
-    play(asyncio.wait_for(story(), 200))
+    run_scenario(asyncio.wait_for(scenario(), 200))
     assert exists(stage, "tied")
     until("it is deleted", lambda: not exists(stage, "tied"), 60)
     until("nothing of it is left", lambda: not stage.left("tied"), 60)
@@ -142,10 +142,10 @@ def test_operator_ends_a_cluster_whose_program_was_killed(stage: Stage, operator
 
 
 def test_client_in_direct_mode_ends_the_cluster_too(stage: Stage, unused: Unused) -> None:
-    """The helper next to the head does it while no client runs the loop; played pods have none."""
+    """The helper next to the head does it while no client runs the loop; simulated pods have none."""
     spec = build({**resource("demo", group(replicas=1))["spec"], "place": "kubernetes", "lifetime": {"idle": "10m"}})
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             await home.create(spec.spec)
             assert (await ready(home, 1)).expires is None
@@ -159,5 +159,5 @@ def test_client_in_direct_mode_ends_the_cluster_too(stage: Stage, unused: Unused
             (note,) = await home.backend.gone()
             assert (note.name, note.reason, note.mode) == ("demo", "Idle", "direct")
 
-    play(asyncio.wait_for(story(), 120))
+    run_scenario(asyncio.wait_for(scenario(), 120))
     until("nothing of it is left", lambda: not stage.left("demo"), 60)

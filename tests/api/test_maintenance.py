@@ -9,7 +9,7 @@ import pytest
 from lab.api import Object
 from lab.wait import until
 from tests.api.stage import Operator, Stage, group, resource
-from tests.api.test_direct import at_home, make, play, ready
+from tests.api.test_direct import at_home, make, ready, run_scenario
 
 from oars.service import manifests
 from oars.spec.load import build
@@ -97,7 +97,7 @@ def start_direct(stage: Stage, _: pytest.FixtureRequest) -> None:
             await make(home, 1)
             await ready(home, 1)
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 def start_rendered(stage: Stage, _: pytest.FixtureRequest) -> None:

@@ -1,4 +1,4 @@
-"""Numbers, with played pods: many clusters, and a large one. How fast it goes is measured by bench/kube_scale.py."""
+"""Numbers, with simulated pods: many clusters, and a large one. How fast it goes is measured by bench/kube_scale.py."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_300_clusters_start_rest_and_stop(stage: Stage, operator: Operator, lab:
     def written() -> int:
         return int(kube_scale.writes(lab.api))
 
-    until("nothing is written at rest, nor where others played before", lambda: quiet_for(REST, written) == 0, SECONDS)
+    until("nothing is written, nor in namespaces of earlier tests", lambda: quiet_for(REST, written) == 0, SECONDS)
     until("nobody is due and waits", lambda: operator.metrics()["oars_queue_depth"] == 0)
     delete_all(stage)
     assert not operator.says("Traceback")

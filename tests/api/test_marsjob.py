@@ -1,4 +1,4 @@
-"""MarsJobs on a real control plane, pods played: the document's example, its states, its end."""
+"""MarsJobs on a real control plane with simulated pods: the document's example, its states, its end."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from lab.faults import die_after
 from lab.kube import Kube
 from lab.wait import until
 from tests.api.stage import Stage, group, resource
-from tests.api.test_direct import DemoClient, Proxies, play
+from tests.api.test_direct import DemoClient, Proxies, run_scenario
 
 from oars.base.errors import OarsError
 from oars.client.backend import Location
@@ -74,7 +74,7 @@ def test_created_namespace_is_deleted_when_nothing_else_is_in_it(stage: Stage, c
         await asyncio.to_thread(created.kubectl, "delete", "configmap/notes")
         await stop(stage, created.namespace)
 
-    play(scenario())
+    run_scenario(scenario())
     until("the namespace is deleted", lambda: not exists(created), 60)
 
 
@@ -108,9 +108,9 @@ def test_cluster_whose_creator_was_killed_after_any_write_can_be_stopped(
     for write in range(1, WRITES + 1):
         kube = replace(created, namespace=f"{created.namespace}-{write}")
         try:
-            play(killed_create(write, kube))
+            run_scenario(killed_create(write, kube))
             assert exists(kube), left
-            play(stop(stage, kube.namespace))
+            run_scenario(stop(stage, kube.namespace))
             until("the namespace is deleted", partial(is_gone, kube), 60)
         finally:
             kube.kubectl("delete", "namespace", kube.namespace, "--ignore-not-found", "--wait=false")
@@ -134,6 +134,6 @@ def test_rendered_namespace_marks_nothing(stage: Stage) -> None:
         finally:
             await home.backend.close()
 
-    play(scenario())
+    run_scenario(scenario())
     assert exists(stage.kube)
     assert "oars.dev/cluster" not in stage.kube.api.get(f"/api/v1/namespaces/{namespace}")["metadata"]["labels"]

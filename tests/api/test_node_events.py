@@ -25,7 +25,7 @@ def holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         fresh.rename(file)
 
     write()
-    monkeypatch.setenv("PLAYED_HELD", str(file))
+    monkeypatch.setenv("SIMULATED_HELD", str(file))
     return write
 
 

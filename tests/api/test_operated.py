@@ -14,7 +14,7 @@ import pytest
 from lab.wait import until
 from tests.api.stage import Operator, Stage, group, oars, resource
 from tests.api.test_direct import at_home as any_home
-from tests.api.test_direct import play, ready
+from tests.api.test_direct import ready, run_scenario
 from tests.api.test_rbac_modes import account, kubeconfig_of, may
 
 from oars.base.errors import UsageError
@@ -49,7 +49,7 @@ def test_user_with_the_printed_role_can_use_the_operator(
     until("she has her rights", lambda: may(stage, "ann", "list", "pods"))
     assert not may(stage, "ann", "list", "configmaps")
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage, kubeconfig_of(stage, "ann", tmp_path / "config")) as home:
             assert await home.names() == []
             await home.create(described())
@@ -61,12 +61,12 @@ def test_user_with_the_printed_role_can_use_the_operator(
             assert await home.demo.stop(150)
 
     with caplog.at_level(logging.INFO, "oars"):
-        play(story())
+        run_scenario(scenario())
     until("nothing is left", lambda: not stage.left("demo"))
 
 
 def test_fields_removed_from_a_file_are_removed_at_any_depth(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             head = {**resource("demo")["spec"]["head"], "env": {"A": "1", "B": "2"}}
             before = described(head=head, expose={"host": "a.example.org"}, env={"C": "3"})
@@ -76,11 +76,11 @@ def test_fields_removed_from_a_file_are_removed_at_any_depth(stage: Stage) -> No
             found = await home.demo.spec()
             assert found.model_copy(update={"replicas": None}) == after
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_force_applies_to_the_repeated_change_only(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             await home.create(described(3))
             await scale(home.demo, 1)
@@ -93,11 +93,11 @@ def test_force_applies_to_the_repeated_change_only(stage: Stage) -> None:
             later = await home.backend.client.get(COMPUTE_CLUSTER, "demo", home.backend.namespace)
             assert FORCE not in later["metadata"].get("annotations", {})
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_scale_subresource_works_for_kubectl_and_autoscalers(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             await home.create(described(3))
             assert stage.kube.kubectl(
@@ -108,18 +108,18 @@ def test_scale_subresource_works_for_kubectl_and_autoscalers(stage: Stage) -> No
             await scale(home.demo, 2)
             assert (await home.demo.spec()).workers[0].replicas == 2
 
-    play(story())
+    run_scenario(scenario())
 
 
 def test_namespace_with_other_objects_is_not_deleted(stage: Stage) -> None:
     """Even if a description that says otherwise was written into it."""
     stage.create(resource("demo", namespace={"create": True}))
 
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             assert await home.demo.stop(10)
 
-    play(story())
+    run_scenario(scenario())
     found = stage.kube.api.get(f"/api/v1/namespaces/{stage.kube.namespace}")
     assert not found["metadata"].get("deletionTimestamp")
 

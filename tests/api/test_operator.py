@@ -1,4 +1,4 @@
-"""The operator on a real control plane, its pods played by kwok: what it makes, in how many writes, what it leaves."""
+"""The operator on a real control plane with simulated pods: what it makes, in how many writes, what it leaves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_create_takes_few_writes_and_sets_owner_references(stage: Stage, proxied
     status = stage.await_ready("demo")
     late = max(0.0, time.monotonic() - began - 10)  # on a busy machine the start takes longer, and the status shows it
     assert status["ready"] == "3/3" and status["replicas"] == 3
-    assert status["endpoints"]["client"] == f"played://demo-head.{stage.kube.namespace}:8786"
+    assert status["endpoints"]["client"] == f"simulated://demo-head.{stage.kube.namespace}:8786"
     assert status["conditions"][0]["status"] == "True"
     assert len(object_writes(proxied)) <= 7, f"with the budget that is to come: {object_writes(proxied)}"
     assert status_writes(proxied) <= 5 + late / PROGRESS_SECONDS

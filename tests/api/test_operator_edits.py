@@ -9,7 +9,7 @@ import pytest
 from lab.api import Object
 from lab.faultproxy import FaultProxy
 from lab.kube import is_ready
-from tests.api.stage import PLAYED, Operator, Stage, group, quiet_for, resource, sized
+from tests.api.stage import SIMULATED_POD, Operator, Stage, group, quiet_for, resource, sized
 
 from oars.places.kube import names
 
@@ -39,7 +39,7 @@ def test_groups_are_added_and_removed(running: Stage) -> None:
     assert running.await_ready("demo")["ready"] == "2/2"
 
 
-OTHER_PODS = {"spec": PLAYED["spec"] | {"terminationGracePeriodSeconds": 77}}
+OTHER_PODS = {"spec": SIMULATED_POD["spec"] | {"terminationGracePeriodSeconds": 77}}
 
 
 @pytest.mark.parametrize("change", [{"env": {"COLOUR": "blue"}}, {"pod": OTHER_PODS}])
@@ -61,12 +61,12 @@ def test_new_workers_are_ready_before_old_ones_are_removed(running: Stage, chang
 
 
 def test_new_image_replaces_all_members(running: Stage) -> None:
-    running.edit("demo", {"image": "oars.lab/played:2"})
+    running.edit("demo", {"image": "oars.lab/simulated:2"})
 
     def images() -> set[str]:
         return {pod["spec"]["containers"][0]["image"] for pod in running.pods("demo")}
 
-    running.until("demo", "has the new image", lambda: images() == {"oars.lab/played:2"})
+    running.until("demo", "has the new image", lambda: images() == {"oars.lab/simulated:2"})
     running.await_ready("demo")
     assert len(running.pods("demo", "worker")) == 3
 
@@ -101,7 +101,7 @@ def test_ready_means_the_head_of_the_current_revision(running: Stage) -> None:
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        ({"options": {"colour": "blue"}}, "spec.options: played has no option 'colour'"),
+        ({"options": {"colour": "blue"}}, "spec.options: simulated has no option 'colour'"),
         (
             {"head": {"pod": {"spec": {"containers": [{"name": "head", "command": ["sh"]}]}}}},
             "head.pod.spec.containers[head].command cannot be set",

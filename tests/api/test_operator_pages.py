@@ -50,8 +50,8 @@ def test_metrics_count_and_time_passes(stage: Stage, operators: Operators) -> No
     found = leader.metrics()
     assert found["oars_leading"] == 1
     space = stage.kube.namespace
-    assert found[f'oars_cluster_info{{namespace="{space}",cluster="demo",engine="played",phase="Ready"}}'] == 1
-    assert found['oars_clusters{engine="played",phase="Ready"}'] == 1
+    assert found[f'oars_cluster_info{{namespace="{space}",cluster="demo",engine="simulated",phase="Ready"}}'] == 1
+    assert found['oars_clusters{engine="simulated",phase="Ready"}'] == 1
     assert 1 <= found[PASSES] < 200, "many changes are one pass"
     assert found[FAILED] == 0
     assert found["oars_reconcile_duration_seconds_count"] == found[PASSES]

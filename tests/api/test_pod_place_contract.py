@@ -36,7 +36,7 @@ ROLE = next(yaml.safe_load(code) for _, code in page(DASK_KUBERNETES_CLASSIC) if
 
 
 def group(name: str, role: Role, replicas: int, namespace: str) -> Group:
-    container = {"name": "main", "image": "oars.lab/played:1"}
+    container = {"name": "main", "image": "oars.lab/simulated:1"}
     labels = {"component": role.value}
     pod = {
         "apiVersion": "v1",

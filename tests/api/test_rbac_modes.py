@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from lab.wait import until
 from tests.api.stage import OARS, Operator, Stage, group, quiet_for, resource, sized
-from tests.api.test_direct import DemoClient, at_home, make, play, ready, stage_is_empty
+from tests.api.test_direct import DemoClient, at_home, make, ready, run_scenario, stage_is_empty
 
 from oars.base.errors import Denied
 from oars.client.backend import Location
@@ -111,7 +111,7 @@ def test_direct_mode_works_with_its_role(
         stage_is_empty(stage)
 
     with caplog.at_level(logging.INFO, "oars"):
-        play(scenario())
+        run_scenario(scenario())
     if not (minimal and tied):  # then a remark names the missing permission
         assert not refusals(caplog.text.splitlines())
 
@@ -150,7 +150,7 @@ def test_client_that_creates_namespaces_works_with_its_role(
         until("the role is effective", lambda: may(stage, "ann", "create", "namespaces"))
         assert not may(stage, "ann", "list", "nodes") and not may(stage, "ann", "list", "secrets")
         with caplog.at_level(logging.INFO, "oars"):
-            play(scenario())
+            run_scenario(scenario())
     assert not refusals(caplog.text.splitlines())
 
 
@@ -178,7 +178,7 @@ def test_client_that_may_list_nodes_reports_the_largest_one(stage: Stage, tmp_pa
                 await reported(home, "no usable node has so much cpu (most: 32")
             assert await home.demo.stop(90)
 
-    play(scenario())
+    run_scenario(scenario())
     assert not may(stage, "ann", "list", "nodes")
 
 
@@ -234,7 +234,7 @@ def test_direct_mode_without_permission_names_the_rule_and_leaves_nothing(
         stage_is_empty(stage)
         until("the Lease is deleted", lambda: not leases(stage))
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_direct_mode_reports_permission_that_its_loop_lacks(
             assert f'resources: ["{resource}"], verbs: ["{verb}"]' in report.causes[0].hint
             assert await home.demo.stop(90)
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 def test_operator_reports_missing_permission(stage: Stage, operators: Operators, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_operator_reports_missing_permission(stage: Stage, operators: Operators,
         finally:
             await home.backend.close()
 
-    play(scenario())
+    run_scenario(scenario())
 
 
 class Ann:

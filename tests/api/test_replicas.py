@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lab.api import Object
 from lab.errors import LabError
-from tests.api.stage import PLAYED, Operator, Stage, group, resource
+from tests.api.stage import SIMULATED_POD, Operator, Stage, group, resource
 
 from oars.spec.cluster import API_VERSION
 
@@ -105,7 +105,7 @@ def test_file_without_a_number_leaves_that_of_an_autoscaler_alone(stage: Stage) 
 
 # no drift
 
-PLAIN: Object = {"engine": "played"}
+PLAIN: Object = {"engine": "simulated"}
 FILES = {
     "nothing but the engine": PLAIN,
     "a group without a name": {**PLAIN, "workers": [{"memory": "1Gi"}]},
@@ -115,7 +115,7 @@ FILES = {
     "blocks": {
         **PLAIN, "head": {"memory": "1Gi", "cpu": "500m"}, "drain": {}, "expose": {"annotations": {"a": "b"}},
         "dask": {"config": {"a": [1, {"b": 2}]}}, "namespace": {}, "lifetime": {"orphaned": "5m"}, "ray": {},
-        "workers": [{"pod": PLAYED}],
+        "workers": [{"pod": SIMULATED_POD}],
     },
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lab.wait import until
-from tests.api.stage import PLAYED, Stage, resource
+from tests.api.stage import SIMULATED_POD, Stage, resource
 
 from oars.kube import config
 from oars.kube.client import Client
@@ -45,8 +45,8 @@ DEFINITION: Object = {
 
 def fleet(fleet_resource: Object) -> Desired:
     """A ToyFleet has one field: the number of its boats."""
-    boats = {"cpu": "0.1", "memory": "64Mi", "pod": PLAYED}
-    spec = {"engine": "played", "head": boats, "workers": [boats], "replicas": fleet_resource["spec"]["boats"]}
+    boats = {"cpu": "0.1", "memory": "64Mi", "pod": SIMULATED_POD}
+    spec = {"engine": "simulated", "head": boats, "workers": [boats], "replicas": fleet_resource["spec"]["boats"]}
     return compute_cluster({**fleet_resource, "spec": spec})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lab.wait import until
 from tests.api.stage import OARS, Stage
-from tests.api.test_direct import at_home, make, play, ready
+from tests.api.test_direct import at_home, make, ready, run_scenario
 
 DEFINITION: dict[str, Any] = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -60,19 +60,19 @@ def metrics(stage: Stage) -> Iterator[str]:
 
 
 def test_top_has_no_figures_without_the_metrics_api(stage: Stage) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             await make(home, 1)
             await ready(home, 1)
             assert await home.demo.usage() is None
 
-    play(story())
+    run_scenario(scenario())
     found = top(stage)
     assert (found["cpu"], found["memory"], found["ready"]) == (None, None, 1)
 
 
 def test_top_shows_what_the_metrics_api_says(stage: Stage, metrics: str) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with at_home(stage) as home:
             await make(home, 2)
             await ready(home, 2)
@@ -88,6 +88,6 @@ def test_top_shows_what_the_metrics_api_says(stage: Stage, metrics: str) -> None
             status = (await home.demo.report()).status
             assert status.created is not None
 
-    play(story())
+    run_scenario(scenario())
     found = top(stage)
     assert (found["cpu"], found["memory"]) == (0.5, 2 * 64 * 2**20), "of the two workers"

@@ -27,7 +27,7 @@ class TestSleepers(KubePlaceContract):
 
     def spec(self) -> dict[str, Any]:
         size = {"cpu": "0.05", "memory": "64Mi"}
-        return {"engine": "played", "image": self.kube.image("base"), "head": size, "workers": [size], "replicas": 2}
+        return {"engine": "simulated", "image": self.kube.image("base"), "head": size, "workers": [size], "replicas": 2}
 
     def desired(self) -> Desired:
         found = super().desired()

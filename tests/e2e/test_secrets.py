@@ -16,7 +16,7 @@ from oars.spec.load import build
 from oars.spec.status import Phase
 from oars.testing.driver import run_driver
 from tests.api.stage import Stage
-from tests.api.test_direct import at_home, play
+from tests.api.test_direct import at_home, run_scenario
 from tests.contract.test_engines import TestDask as Dask
 from tests.e2e.contract import SELECTORS, SMALL, TIMEOUT, until
 
@@ -83,7 +83,7 @@ def test_secret_lost_while_nobody_ran_the_loop_is_replaced_with_the_head(kube: K
                     break
         assert "SecretLost" in reasons, "it is announced"
 
-    play(scenario())
+    run_scenario(scenario())
     again = Cluster.attach("demo", namespace=kube.namespace, kubeconfig=str(kube.kubeconfig))
     try:
         assert works(again)

@@ -24,7 +24,7 @@ ROOT = ("configmaps", NAMESPACE, names.root(NAME))
 
 
 def spec_of(workers: int, cpu: int = 1, **env: str) -> dict[str, Any]:
-    given = {"engine": "played", "workers": [{"replicas": workers, "cpu": cpu}], "env": env}
+    given = {"engine": "simulated", "workers": [{"replicas": workers, "cpu": cpu}], "env": env}
     return load.build(given).spec.model_dump(mode="json", exclude_unset=True)
 
 
@@ -96,7 +96,7 @@ class DirectHistory(History):
         workers = self.random.randint(0, 4)
         self.log(f"user: create {name} with {workers} workers")
         self._allow(name, workers)
-        metadata = {"name": ROOT[2], "namespace": NAMESPACE, "labels": names.labels(name, "played")}
+        metadata = {"name": ROOT[2], "namespace": NAMESPACE, "labels": names.labels(name, "simulated")}
         self.server.create("configmaps", {"metadata": metadata, "data": dump_intent(Intent(spec_of(workers)))})
 
     def _delete(self, name: str) -> None:

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from toy_engine.played import PlayedEngine
+from toy_engine.simulated import SimulatedPodsEngine
 
 from oars.base.errors import EngineUnreachable
 from oars.engines.base import Wire
@@ -43,7 +43,7 @@ LIES = ("strangers", "gaps", "others", "pretence")
 
 
 @dataclass
-class SimulatedEngine(PlayedEngine):
+class SimulatedEngine(SimulatedPodsEngine):
     """Everything is keyed by incarnation: a new head knows nothing of the one before."""
 
     kubernetes: Kubernetes
@@ -61,7 +61,7 @@ class SimulatedEngine(PlayedEngine):
     _serving: set[str] = field(default_factory=set)  # heads that have answered their probe, and so accept workers
     _head: dict[str, str] = field(default_factory=dict)  # cluster → incarnation of the head that holds the results
 
-    name = "played"
+    name = "simulated"
 
     def shape(self, spec: ClusterSpec) -> Shape:
         return replace(super().shape(spec), secrets=("token",), needs_helper=True)

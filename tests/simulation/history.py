@@ -325,7 +325,7 @@ class History:
             COMPUTE_CLUSTER.plural,
             {
                 "apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": NAMESPACE},
-                "spec": {"engine": "played", "replicas": workers, "workers": [{"cpu": 1}]},
+                "spec": {"engine": "simulated", "replicas": workers, "workers": [{"cpu": 1}]},
             },
         )  # fmt: skip
 

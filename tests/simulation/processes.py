@@ -99,7 +99,7 @@ class LocalHistory:
 
     async def _keep(self) -> None:
         place = MemoryPlace(self.store)
-        self._loop = Loop(cast(Place, place), cast(Engine, PlayedHead(self)), self.clock.wall)
+        self._loop = Loop(cast(Place, place), cast(Engine, SimulatedHead(self)), self.clock.wall)
         runner: Runner[str] = Runner(self, clock=self.clock.monotonic)
         runner.wake("demo")
         await runner.run()
@@ -161,7 +161,7 @@ class LocalHistory:
 
 
 @dataclass
-class PlayedHead:
+class SimulatedHead:
     """The engine, for the loop."""
 
     world: LocalHistory

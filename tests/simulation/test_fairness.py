@@ -48,7 +48,7 @@ class ManyClusters(History):
         self.reactions: list[float] = []  # seconds until the operator changed the Deployment
 
     def create(self, namespace: str, name: str, **fields: object) -> None:
-        spec = {"engine": "played", "replicas": 1, "workers": [{"cpu": 1}], **fields}
+        spec = {"engine": "simulated", "replicas": 1, "workers": [{"cpu": 1}], **fields}
         metadata = {"name": name, "namespace": namespace}
         self.server.create(
             COMPUTE_CLUSTER.plural, {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}

@@ -47,8 +47,8 @@ def test_writes_are_those_of_users_and_operators() -> None:
     assert found == {"POST computejobs": 2, "PATCH computejobs/status": 5, "DELETE jobs 200": 1}
 
 
-def test_played_dashboard_answers_for_every_cluster() -> None:
-    with dashboard.played() as environ:
+def test_simulated_dashboard_answers_for_every_cluster() -> None:
+    with dashboard.simulated() as environ:
         proxy = urllib.request.ProxyHandler({"http": environ["HTTP_PROXY"]})
         opener = urllib.request.build_opener(proxy)
         for cluster in ("one", "two"):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 import pytest
-from toy_engine.played import PlayedEngine
+from toy_engine.simulated import SimulatedPodsEngine
 
 from oars.base.errors import StartFailed, TimedOut
 from oars.client import pods as module
@@ -32,7 +32,7 @@ class Watched(World):
             raise self.watch_error
 
 
-class SlowEngine(PlayedEngine):
+class SlowEngine(SimulatedPodsEngine):
     """Replies to a look when the test lets it."""
 
     def __init__(self) -> None:

@@ -120,10 +120,10 @@ def test_wrong_options_are_explained(spec: dict[str, Any], message: str) -> None
 
 def test_engine_without_a_model_reads_options() -> None:
     """The engine for simulated pods."""
-    spec = build({"engine": "played", "options": {"a": 1}}, option_model=engines.option_model).spec
+    spec = build({"engine": "simulated", "options": {"a": 1}}, option_model=engines.option_model).spec
     assert spec.options == {"a": 1}
-    with pytest.raises(SpecError, match="the engine 'played' has no block"):
-        build({"engine": "played", "played": {"a": 1}}, option_model=engines.option_model)
+    with pytest.raises(SpecError, match="the engine 'simulated' has no block"):
+        build({"engine": "simulated", "simulated": {"a": 1}}, option_model=engines.option_model)
 
 
 def test_engine_checks_options_that_were_not_checked_when_loaded() -> None:

@@ -51,7 +51,7 @@ class Script:
             yield event
 
 
-def play(*steps: Any, **options: Any) -> tuple[Script, Informer, list[tuple[str, str]]]:
+def replay(*steps: Any, **options: Any) -> tuple[Script, Informer, list[tuple[str, str]]]:
     """Run an informer through the script; return the calls of its callback as (name, change)."""
     changes: list[tuple[str, str]] = []
 
@@ -84,20 +84,20 @@ OLD = ApiError(410, {})
 
 def test_list_then_watch() -> None:
     events = [("ADDED", pod("b", 2)), ("MODIFIED", pod("a", 3)), ("DELETED", pod("b", 4))]
-    script, informer, changes = play((1, pod("a", 1)), events)
+    script, informer, changes = replay((1, pod("a", 1)), events)
     assert changes == [("a", "new"), ("b", "new"), ("a", "changed"), ("b", "deleted")]
     assert list(informer.objects) == [("n", "a")] and informer.synced.is_set()
     assert script.requests == ["list", "1", "4"], "the next watch starts where the last one ended"
 
 
 def test_bookmark_updates_only_the_resource_version() -> None:
-    script, _, changes = play((1,), [("BOOKMARK", {"metadata": {"resourceVersion": "9"}}), BROKEN])
+    script, _, changes = replay((1,), [("BOOKMARK", {"metadata": {"resourceVersion": "9"}}), BROKEN])
     assert (script.requests, changes) == (["list", "1", "9"], [])
 
 
 def test_relist_after_410_reports_missed_changes() -> None:
     first = (1, pod("a", 1), pod("b", 1), pod("c", 1))
-    script, informer, changes = play(first, [OLD], (9, pod("a", 1), pod("b", 5), pod("d", 6)))
+    script, informer, changes = replay(first, [OLD], (9, pod("a", 1), pod("b", 5), pod("d", 6)))
     assert changes[3:] == [("c", "deleted"), ("b", "changed"), ("d", "new")], "unchanged objects are not reported"
     assert script.requests == ["list", "1", "list", "9"]
     assert {key[1] for key in informer.objects} == {"a", "b", "d"}
@@ -105,7 +105,9 @@ def test_relist_after_410_reports_missed_changes() -> None:
 
 def test_informer_recovers_from_all_failures() -> None:
     denied = ApiError(403, {})
-    script, informer, changes = play(BROKEN, denied, OLD, (1, pod("a", 1)), [BROKEN], denied, [("ADDED", pod("b", 2))])
+    script, informer, changes = replay(
+        BROKEN, denied, OLD, (1, pod("a", 1)), [BROKEN], denied, [("ADDED", pod("b", 2))]
+    )
     assert [name for name, _ in changes] == ["a", "b"]
     assert script.requests[:4] == ["list"] * 4 and script.requests[4:7] == ["1", "1", "1"]
     assert informer.synced.is_set()
@@ -113,12 +115,12 @@ def test_informer_recovers_from_all_failures() -> None:
 
 def test_repeatedly_rejected_watch_causes_a_relist() -> None:
     rejected = ApiError(400, {})
-    script, _, _ = play((1,), [rejected], [rejected], [rejected], (5,))
+    script, _, _ = replay((1,), [rejected], [rejected], [rejected], (5,))
     assert script.requests == ["list", "1", "1", "1", "list", "5"]
 
 
 def test_transform_is_applied_before_caching() -> None:
-    _, informer, _ = play((1, pod("a", 1)), transform=lambda obj: {"metadata": {"name": obj["metadata"]["name"]}})
+    _, informer, _ = replay((1, pod("a", 1)), transform=lambda obj: {"metadata": {"name": obj["metadata"]["name"]}})
     assert informer.objects == {("n", "a"): {"metadata": {"name": "a"}}}
 
 
@@ -127,7 +129,7 @@ def test_error_in_transform_is_raised() -> None:
         raise KeyError("broken")
 
     with pytest.raises(KeyError, match="broken"):
-        play((1, pod("a", 1)), transform=broken)
+        replay((1, pod("a", 1)), transform=broken)
 
 
 def test_backoff_grows_up_to_a_maximum() -> None:
@@ -166,13 +168,13 @@ def wait_for_lists(*scripts: Script, seconds: float = 5.0) -> list[Informer]:
 
 
 def test_error_is_kept_until_the_next_success() -> None:
-    _, failing, _ = play(BROKEN, FORBIDDEN)
+    _, failing, _ = replay(BROKEN, FORBIDDEN)
     assert failing.error is FORBIDDEN
-    _, listed, _ = play(BROKEN, (1, pod("a", 1)))
+    _, listed, _ = replay(BROKEN, (1, pod("a", 1)))
     assert listed.error is None
-    _, cut, _ = play((1, pod("a", 1)), [BROKEN])
+    _, cut, _ = replay((1, pod("a", 1)), [BROKEN])
     assert cut.error is BROKEN
-    _, watched, _ = play((1, pod("a", 1)), [BROKEN], [("ADDED", pod("b", 2))])
+    _, watched, _ = replay((1, pod("a", 1)), [BROKEN], [("ADDED", pod("b", 2))])
     assert watched.error is None
 
 

@@ -17,7 +17,7 @@ from oars.spec.load import build
 from tests.unit.places.clusters import cluster
 
 Object = dict[str, Any]
-ENGINES = ("dask", "ray", "mars", "played")
+ENGINES = ("dask", "ray", "mars", "simulated")
 MODES = ("operator", "direct", "")  # rendered manifests have no mode
 HOME = "oars-system"
 OPERATOR = manifests.deployment(manifests.InstallOptions())["spec"]["template"]["metadata"]["labels"]

@@ -206,7 +206,7 @@ def test_cached_evidence_expires() -> None:
 
 
 def told(phase: Phase, ready: int) -> Status:
-    return Status("demo", "played", "kubernetes", phase, groups=(GroupStatus("default", 3, ready),), generation=1)
+    return Status("demo", "simulated", "kubernetes", phase, groups=(GroupStatus("default", 3, ready),), generation=1)
 
 
 def root(server: Server, clock: Clock, status: Object | None = None) -> ResourceRoot:

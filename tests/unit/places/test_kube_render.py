@@ -20,7 +20,7 @@ from oars.places.kube.render.values import POD_FIELDS, SCRATCH
 from tests.unit.places.clusters import cluster
 
 Object = dict[str, Any]
-ENGINES = ("dask", "ray", "mars", "played")
+ENGINES = ("dask", "ray", "mars", "simulated")
 
 
 def rendered(**spec: Any) -> dict[str, Object]:
@@ -253,10 +253,10 @@ def test_scratch_volume_exists_only_for_a_read_only_root() -> None:
         return {"spec": {"containers": [{"name": name, "securityContext": {"readOnlyRootFilesystem": True}}]}}
 
     groups = [{"name": "default"}, {"name": "hard", "pod": hardened("worker")}]
-    found = rendered(engine="played", workers=groups)
+    found = rendered(engine="simulated", workers=groups)
     assert scratch_of(found["Deployment/demo-head"]) == scratch_of(found["Deployment/demo-worker"]) == []
     assert scratch_of(found["Deployment/demo-hard"]) == [{"name": "tmp", "emptyDir": {}}]
-    found = rendered(engine="played", head={"pod": hardened("head")}, workers=[{"pod": hardened("sidecar")}])
+    found = rendered(engine="simulated", head={"pod": hardened("head")}, workers=[{"pod": hardened("sidecar")}])
     assert scratch_of(found["Deployment/demo-head"]) == [{"name": "tmp", "emptyDir": {}}]
     assert scratch_of(found["Deployment/demo-worker"]) == []
 

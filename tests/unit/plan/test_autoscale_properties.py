@@ -92,7 +92,7 @@ looks = st.lists(demands(), max_size=4)
 
 
 @dataclass
-class Play:
+class Scenario:
     """Members of each group: ready, and seconds until the others are. `places`: for how many there is room."""
 
     groups: Sequence[Group]
@@ -165,8 +165,8 @@ def numbers(result: Scaling) -> dict[str, int]:
     return {name: each.target for name, each in result.groups.items()}
 
 
-def history(play: Play, demand: Sequence[Look], name: str) -> list[tuple[float, int]]:
-    return [(play.now, result.groups[name].target) for result in play.run(demand)]
+def history(scenario: Scenario, demand: Sequence[Look], name: str) -> list[tuple[float, int]]:
+    return [(scenario.now, result.groups[name].target) for result in scenario.run(demand)]
 
 
 def directions(found: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
@@ -181,11 +181,11 @@ def test_1_numbers_are_within_their_bounds_and_the_limits(
 ) -> None:
     limit = Limit("this machine is full", "cpu", processors)
     least = sum(each.resources.cpu * (each.min or 0) for each in groups)
-    play = Play(groups, limits=(limit,))
+    scenario = Scenario(groups, limits=(limit,))
     has_reported = False  # until then nothing changes, and nothing exists
     for reported in demand:
         has_reported = has_reported or reported is not None
-        for result in play.run([reported]):
+        for result in scenario.run([reported]):
             for each in groups:
                 assert has_reported * (each.min or 0) <= numbers(result)[each.name] <= (each.max or 0)
             taken = sum(each.resources.cpu * numbers(result)[each.name] for each in groups)
@@ -198,20 +198,20 @@ def test_2_more_of_the_same_never_lowers_a_number(groups: tuple[Group, ...], dem
     if demand.gang:
         demand = replace(demand, gang="", placement=Placement.ANY)
     larger = replace(demand, count=demand.count + more)
-    before, after = ([*Play(groups).run([[each]] * 4)][-1] for each in (demand, larger))
+    before, after = ([*Scenario(groups).run([[each]] * 4)][-1] for each in (demand, larger))
     assert all(numbers(after)[name] >= number for name, number in numbers(before).items())
 
 
 @quick
 @given(fleets(), looks, st.integers(0, 5))
 def test_3_same_situation_gives_the_same_numbers(groups: tuple[Group, ...], demand: list[Demand], looks: int) -> None:
-    play = Play(groups)
-    for _ in play.run([demand] * (looks + 1)):
+    scenario = Scenario(groups)
+    for _ in scenario.run([demand] * (looks + 1)):
         pass
-    situation = Situation(groups, play.supply(), demand)
-    once, twice = (targets(situation, POLICY, play.memory, play.now) for _ in range(2))
+    situation = Situation(groups, scenario.supply(), demand)
+    once, twice = (targets(situation, POLICY, scenario.memory, scenario.now) for _ in range(2))
     assert once == twice
-    again = targets(situation, POLICY, once.memory, play.now)
+    again = targets(situation, POLICY, once.memory, scenario.now)
     assert numbers(again) == numbers(once), "a second look at the same time writes nothing"
 
 
@@ -219,7 +219,7 @@ def test_3_same_situation_gives_the_same_numbers(groups: tuple[Group, ...], dema
 @given(fleets(), looks)
 def test_4_constant_demand_settles(groups: tuple[Group, ...], demand: list[Demand]) -> None:
     """Up to the need; and once more for work that finds no member with enough room in one piece."""
-    rows = [numbers(result) for result in Play(groups).run([demand] * 200)]
+    rows = [numbers(result) for result in Scenario(groups).run([demand] * 200)]
     for each in groups:
         assert sum(before[each.name] != after[each.name] for before, after in pairwise(rows)) <= 2
 
@@ -227,9 +227,9 @@ def test_4_constant_demand_settles(groups: tuple[Group, ...], demand: list[Deman
 @quick
 @given(st.integers(1, 60), st.integers(1, 25), st.integers(1, 25), st.sampled_from(SECONDS))
 def test_5_periodic_demand_does_not_shrink_a_group(count: int, on: int, off: int, seconds: float | None) -> None:
-    play = Play((group(0),))
+    scenario = Scenario((group(0),))
     waves: Sequence[Look] = ([[Demand({"cpu": 1.0}, count, seconds=seconds)]] * on + [[]] * off) * 6
-    assert all(direction > 0 for _, direction in directions(history(play, waves, "g0")))
+    assert all(direction > 0 for _, direction in directions(history(scenario, waves, "g0")))
 
 
 @quick
@@ -238,7 +238,7 @@ def test_5_at_most_one_reversal_per_delay(waves: list[tuple[int, int]]) -> None:
     demand: Sequence[Look] = [
         [Demand({"cpu": 1.0}, count)] if count else [] for count, length in waves for _ in range(length)
     ]
-    changes = directions(history(Play((group(0),)), demand, "g0"))
+    changes = directions(history(Scenario((group(0),)), demand, "g0"))
     for (grown, before), (at, after) in pairwise(changes):
         # Demand may return at once after a scale-down; a group that has grown keeps its members for the delay.
         assert not before > 0 > after or at - grown >= DELAY
@@ -251,10 +251,10 @@ def test_6_gpu_work_grows_gpu_groups_only_and_cpu_work_uses_them_last(
 ) -> None:
     groups = tuple(replace(each, min=0) for each in groups)
     for_gpu = [replace(each, needs={"cpu": 1.0, "gpu": 1.0}) for each in demand]
-    *_, result = Play(groups).run([for_gpu] * 4)
+    *_, result = Scenario(groups).run([for_gpu] * 4)
     assert not any(numbers(result)[each.name] for each in groups if "gpu" not in each.offers)
     for_cpu = [replace(each, needs={"cpu": 1.0}, gang="", placement=Placement.ANY) for each in demand]
-    *_, result = Play(groups).run([for_cpu] * 4)
+    *_, result = Scenario(groups).run([for_cpu] * 4)
     if any(numbers(result)[each.name] for each in groups if "gpu" in each.offers):
         assert all(numbers(result)[each.name] == each.max for each in groups if "gpu" not in each.offers)
 
@@ -273,8 +273,8 @@ def test_7_demand_that_fits_nowhere_changes_nothing_and_is_named(
     """Neither with ready members, nor when tasks end and others begin."""
 
     def results(more: Sequence[Demand]) -> list[Scaling]:
-        play = Play(groups, ready={each.name: min(ready, each.max or 0) for each in groups})
-        return [*play.run([[*first, *more]] * 5 + [[*then, *more]] * 20)]
+        scenario = Scenario(groups, ready={each.name: min(ready, each.max or 0) for each in groups})
+        return [*scenario.run([[*first, *more]] * 5 + [[*then, *more]] * 20)]
 
     found = results([impossible])
     assert [each.groups for each in found] == [each.groups for each in results([])]
@@ -286,20 +286,20 @@ def test_7_running_work_moves_to_no_other_group_because_impossible_work_waits() 
     """A task that needs no GPU runs on the only ready member, which has one."""
     groups = (group(0), group(1))
     for impossible in ((), *([each] for each in IMPOSSIBLE)):
-        for result in Play(groups, ready={"g1": 1}).run([[Demand({"cpu": 1.0}, 1), *impossible]] * 20):
+        for result in Scenario(groups, ready={"g1": 1}).run([[Demand({"cpu": 1.0}, 1), *impossible]] * 20):
             assert numbers(result) == {"g0": 0, "g1": 1}
 
 
 @quick
 @given(st.integers(4, 80), st.integers(0, 5))
 def test_8_blocked_group_keeps_one_probe_and_others_go_on(count: int, places: int) -> None:
-    play = Play((group(1, most=100), group(2, most=50)), places={"g1": places})
+    scenario = Scenario((group(1, most=100), group(2, most=50)), places={"g1": places})
     demand = [Demand({"gpu": 1.0}, count), Demand({"cpu": 1.0}, 40)]
-    for result in play.run([demand] * 400):
+    for result in scenario.run([demand] * 400):
         assert numbers(result)["g1"] <= count
-        if play.now > 1000.0 + POLICY.patience + 10 and places < count:
-            assert len(play.starting["g1"]) <= 1
-    assert play.ready["g1"] == min(count, places) and play.ready["g2"] >= 1
+        if scenario.now > 1000.0 + POLICY.patience + 10 and places < count:
+            assert len(scenario.starting["g1"]) <= 1
+    assert scenario.ready["g1"] == min(count, places) and scenario.ready["g2"] >= 1
     if places < count:
         assert result.groups["g1"].reason == "Blocked" and "no node has room" in result.groups["g1"].message
 
@@ -309,7 +309,7 @@ def test_8_blocked_group_keeps_one_probe_and_others_go_on(count: int, places: in
 def test_9_gang_gets_all_of_its_members_or_none(groups: tuple[Group, ...], count: int, placement: Placement) -> None:
     groups = tuple(replace(each, min=0) for each in groups)
     gang = Demand({"cpu": 3.0}, count, gang="a", placement=placement)
-    *_, result = Play(groups).run([[gang]] * 4)
+    *_, result = Scenario(groups).run([[gang]] * 4)
     total = sum(numbers(result).values())
     room = {each.name: fit(each, gang) for each in groups}  # of one member
     if placement is Placement.ANY:
@@ -329,21 +329,21 @@ def test_9_gang_gets_all_of_its_members_or_none(groups: tuple[Group, ...], count
 @quick
 @given(fleets(), st.integers(0, 30), st.lists(looks, max_size=3))
 def test_10_silent_engine_changes_nothing(groups: tuple[Group, ...], ready: int, before: list[Look]) -> None:
-    play = Play(groups, ready={each.name: ready for each in groups})
-    known = [numbers(result) for result in play.run(before)]
+    scenario = Scenario(groups, ready={each.name: ready for each in groups})
+    known = [numbers(result) for result in scenario.run(before)]
     kept = known[-1] if known else {each.name: ready for each in groups}
-    assert all(numbers(result) == kept for result in play.run([None] * 100))
+    assert all(numbers(result) == kept for result in scenario.run([None] * 100))
 
 
 @quick
 @given(st.integers(1, 100), st.integers(1, 59), st.sampled_from(SECONDS))
 def test_11_lost_memory_only_delays_a_scale_down(ready: int, after: int, seconds: float | None) -> None:
-    play = Play((group(0, most=100),), ready={"g0": ready})
+    scenario = Scenario((group(0, most=100),), ready={"g0": ready})
     demand = [Demand({"cpu": 1.0}, 1, 1, seconds)]
-    for _ in play.run([demand] * after):
+    for _ in scenario.run([demand] * after):
         pass
-    play.memory = Memory()
-    assert all(numbers(result)["g0"] == ready for result in play.run([demand] * int(DELAY - 1)))
+    scenario.memory = Memory()
+    assert all(numbers(result)["g0"] == ready for result in scenario.run([demand] * int(DELAY - 1)))
 
 
 def cluster(ready: int, moves_data: bool) -> tuple[Desired, Observed]:

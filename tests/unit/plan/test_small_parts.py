@@ -58,7 +58,7 @@ def test_unknown_placeholders_are_found() -> None:
     assert unfilled(["$(host) $(prot.client)", "$(b) $$(c)"], {"host": "h"}) == {"prot.client", "b"}
 
 
-@pytest.mark.parametrize("engine", [*engines.BUILT_IN, "toy", "played"])
+@pytest.mark.parametrize("engine", [*engines.BUILT_IN, "toy", "simulated"])
 def test_every_template_of_an_engine_can_be_filled(engine: str) -> None:
     assert unfilled_names(engines.get(engine).shape(ClusterSpec.model_validate({"engine": engine}))) == set()
 

@@ -1,7 +1,7 @@
 """An engine for simulated pods (kwok): its members run nothing, so each running pod is a ready member. It has no option
-model: it reads `spec.options`. The file that PLAYED_DEMAND names has the demand: what each piece of work
-needs, and how many pieces there are. The file that PLAYED_HELD names lists members that hold data; that of
-PLAYED_UNUSED has the seconds without work and without a client."""
+model: it reads `spec.options`. The file that SIMULATED_DEMAND names has the demand: what each piece of work
+needs, and how many pieces there are. The file that SIMULATED_HELD names lists members that hold data; that of
+SIMULATED_UNUSED has the seconds without work and without a client."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from oars.spec.cluster import ClusterSpec
 FINISHED = DrainOutcome.FINISHED
 
 
-class PlayedEngine(Engine):
-    name = "played"
+class SimulatedPodsEngine(Engine):
+    name = "simulated"
     session = "toy_engine.session"
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class PlayedEngine(Engine):
 
     def check(self, spec: ClusterSpec) -> None:
         if spec.options:
-            raise SpecError(f"spec.options: played has no option {sorted(spec.options)[0]!r}.", "It has none.")
+            raise SpecError(f"spec.options: simulated has no option {sorted(spec.options)[0]!r}.", "It has none.")
 
     def shape(self, spec: ClusterSpec) -> Shape:
         head = Process(
-            argv=("played", "head"), env={**spec.env, **spec.head.env}, ports=(Port("client", 8786, dashboard=True),)
+            argv=("simulated", "head"), env={**spec.env, **spec.head.env}, ports=(Port("client", 8786, dashboard=True),)
         )
         return Shape(
             head=Group("head", Role.HEAD, 1, head, Resources(spec.head.processors, spec.head.memory)),
@@ -59,16 +59,16 @@ class PlayedEngine(Engine):
                     group.name,
                     Role.WORKER,
                     group.replicas,
-                    Process(argv=("played", "worker", "$(head.host)"), env={**spec.env, **group.env}),
+                    Process(argv=("simulated", "worker", "$(head.host)"), env={**spec.env, **group.env}),
                     Resources(group.processors, group.memory),
                 )
                 for group in spec.workers
             ),
             endpoints={
-                "client": "played://$(head.host):$(head.client)",
+                "client": "simulated://$(head.host):$(head.client)",
                 "dashboard": "http://$(head.host):$(head.client)",
             },
-            image="oars.lab/played:1",
+            image="oars.lab/simulated:1",
         )
 
     async def look(self, wire: Wire) -> View:
@@ -82,7 +82,7 @@ class PlayedEngine(Engine):
         }
         holders = held()
         members = {member: MemberView(True, held=int(member in holders)) for member in serving if member != HEAD}
-        wanted, idle = demand(os.environ.get("PLAYED_DEMAND", "")), unused()
+        wanted, idle = demand(os.environ.get("SIMULATED_DEMAND", "")), unused()
         return View(up=True, members=members, demand=wanted, idle=idle.get("idle"), no_client=idle.get("no_client"))
 
     async def drain(self, wire: Wire, members: Sequence[MemberId], deadline: float, force: bool) -> Sequence[Drained]:
@@ -101,13 +101,13 @@ def demand(file: str) -> tuple[Demand, ...] | None:
 
 
 def unused() -> dict[str, float]:
-    file = os.environ.get("PLAYED_UNUSED", "")
+    file = os.environ.get("SIMULATED_UNUSED", "")
     return dict(json.loads(Path(file).read_text())) if file else {}
 
 
 def held() -> set[str]:
-    file = os.environ.get("PLAYED_HELD", "")
+    file = os.environ.get("SIMULATED_HELD", "")
     return set(json.loads(Path(file).read_text())) if file else set()
 
 
-engine = PlayedEngine()
+engine = SimulatedPodsEngine()
