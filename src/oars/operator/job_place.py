@@ -130,7 +130,9 @@ class KubeJobPlace:
         head = str((stored.get("head") or {}).get("incarnation", ""))
         is_current = stored.get("observedGeneration") == found["metadata"]["generation"]
         minimum = self._spec.cluster.min_ready if self._spec is not None and self._spec.cluster is not None else None
-        if is_current and _is_ready(stored, minimum) and not found["metadata"].get("deletionTimestamp"):
+        if found["metadata"].get("deletionTimestamp"):
+            return ClusterSeen(ClusterState.TERMINATING, head, f"Cluster {name} is being deleted.")
+        if is_current and _is_ready(stored, minimum):
             return ClusterSeen(ClusterState.READY, head)
         message = " ".join(filter(None, (f"Cluster {name}: {stored.get('phase', 'Pending')}.", stored.get("message"))))
         if stored.get("reason") == "InvalidSpec":

@@ -22,6 +22,7 @@ MAX_ATTEMPTS = 10  # that the status lists
 STOP_PAUSE = 1.0  # between two requests to stop a driver
 POLL = 1.0
 POLL_SOON = 0.2
+REMOVAL_POLL = 10.0  # while a cluster is being deleted: the place announces the end
 
 CANCELLED = "Cancelled"
 SUSPENDED = "Suspended"
@@ -94,6 +95,7 @@ class ClusterState(StrEnum):
     ABSENT = "Absent"
     STARTING = "Starting"
     READY = "Ready"
+    TERMINATING = "Terminating"  # its deletion was requested
     FAILED = "Failed"  # it cannot be created
     FOREIGN = "Foreign"  # its name is taken by a cluster that does not belong to the job
     UNKNOWN = "Unknown"  # nobody answers, which does not mean that it is lost
@@ -112,7 +114,7 @@ class DriverState(StrEnum):
 
 _STOPPABLE = (DriverState.STARTING, DriverState.RUNNING, DriverState.UNKNOWN)
 _OVER = (DriverState.ENDED, DriverState.LOST, DriverState.UNREACHABLE, DriverState.CLOSED)
-_NOTHING_TO_REMOVE = (ClusterState.ABSENT, ClusterState.FOREIGN)
+_NOTHING_TO_REMOVE = (ClusterState.ABSENT, ClusterState.FOREIGN, ClusterState.TERMINATING)
 
 
 @dataclass(frozen=True)
@@ -401,12 +403,13 @@ def _between_attempts(
     if policy.deadline is not None and active_seconds(status, now) >= policy.deadline:
         return _finish(replace(status, reason=DEADLINE, message=_SENTENCES[DEADLINE]), JobState.FAILED, now)
     steps = _removal(policy, status, seen)
+    is_left = bool(steps) or (policy.has_own_cluster and seen.cluster.state is ClusterState.TERMINATING)
     if request.suspend:
-        if steps:
+        if is_left:
             return JobDecision(replace(status, reason=SUSPENDED), steps, _pause_after(steps))
         stopped = _with_clock_stopped(replace(status, state=JobState.SUSPENDED, reason=SUSPENDED, retry_at=None), now)
         return JobDecision(replace(stopped, message="Resume it with suspend: false."), (), None)
-    if steps:
+    if is_left:
         return JobDecision(status, steps, _pause_after(steps))
     if not policy.has_own_cluster and seen.driver.state is DriverState.UNREACHABLE:
         waits = f"Another attempt starts when the last driver is gone: it may still use cluster {status.cluster}."
@@ -444,7 +447,9 @@ def _removal(policy: JobPolicy, status: JobStatus, seen: JobSeen) -> tuple[JobSt
 
 
 def _pause_after(steps: Sequence[JobStep]) -> float:
-    return STOP_PAUSE if JobStep.STOP_DRIVER in steps else POLL_SOON
+    if JobStep.STOP_DRIVER in steps:
+        return STOP_PAUSE
+    return POLL_SOON if steps else REMOVAL_POLL
 
 
 # after the verdict

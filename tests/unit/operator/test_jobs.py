@@ -24,7 +24,7 @@ from oars.places.kube.state.drivers import see_pod
 from oars.places.kube.state.job_log import LOG_BYTES, packed_end
 from oars.plan.jobs import ClusterState, DriverState, JobPolicy, policy_of
 from oars.spec.job import JobSpec
-from oars.spec.job_status import Attempt, JobState, JobStatus, ScheduleStatus
+from oars.spec.job_status import Attempt, JobState, JobStatus, Outcome, ScheduleStatus
 
 KEY = Key("ComputeJob", "team", "train")
 
@@ -140,6 +140,18 @@ class World:
         with pytest.raises(ApiError) as raised:
             await self.reconciler.reconcile(KEY)
         await self.reconciler.report_failure(KEY, raised.value)
+
+
+def test_pass_after_the_end_removes_nothing_that_is_being_deleted() -> None:
+    attempt = Attempt(1, "train-1", 0.0, ended=1.0, outcome=Outcome.FAILED)
+    status = JobStatus(JobState.FAILED, engine="dask", cluster="train-1", attempt=1, attempts=(attempt,), ended=1.0)
+    world = World(status, cluster={"engine": "dask"}, cleanup={"policy": "all"})
+    leaving = {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [{"uid": "u"}]}
+    driver = {**pod("Failed", terminated(1)), "metadata": {"name": "p", "creationTimestamp": "", **leaving}}
+    world.reconciler.context.pods["team", "train", "1"] = {"p": driver}
+    cluster = {"metadata": {"name": "train-1", "generation": 1, **leaving}}
+    cast(dict[Key, Object], world.reconciler.context.clusters)[Key("ComputeCluster", "team", "train-1")] = cluster
+    assert asyncio.run(world.reconciler.reconcile(KEY)) is None
 
 
 def test_failed_pass_is_reported_once_and_the_next_one_gives_the_verdict() -> None:

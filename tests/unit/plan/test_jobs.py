@@ -415,6 +415,22 @@ class TestEnd:
         assert decide(first.status, JobSeen(READY, ended(0))).steps == (JobStep.REMOVE_CLUSTER,)
         assert decide(first.status, JobSeen(driver=ended(0))).pause is None
 
+    def test_removal_of_a_cluster_is_requested_once(self) -> None:
+        leaving = JobSeen(ClusterSeen(ClusterState.TERMINATING, "h1"), ended(1))
+        after_end = decide(settle(ended(1)), leaving)
+        assert (after_end.steps, after_end.pause) == ((), None)
+        retrying = settle(ended(1), JobPolicy(retries=1))
+        between = decide(retrying, leaving, now=NOW + 60)
+        assert (between.steps, between.status) == ((), retrying) and between.pause == 10, "the watch wakes it earlier"
+        assert decide(retrying, JobSeen(driver=ended(1)), now=NOW + 60).status.attempt == 2
+        suspended = decide(retrying, leaving, SUSPEND)
+        assert suspended.status.state is not JobState.SUSPENDED and suspended.pause == 10
+
+    def test_cluster_that_somebody_deletes_while_the_driver_runs_is_lost_when_it_is_gone(self) -> None:
+        leaving = ClusterSeen(ClusterState.TERMINATING, "h1")
+        assert decide(running(), JobSeen(leaving, RUNNING)).steps == ()
+        assert decide(running(), JobSeen(ClusterSeen(), RUNNING)).status.reason == "HeadLost"
+
     @pytest.mark.parametrize(
         ("policy", "steps"),
         [

@@ -22,7 +22,7 @@ _ORDER = (DriverState.RUNNING, DriverState.STARTING, DriverState.UNREACHABLE)  #
 def see_driver(pods: Sequence[Object], job: Object | None, attempt: Attempt, now: float) -> DriverSeen:
     """The driver of an attempt. pods, job: those that belong to it."""
     newest_first = sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
-    found = [see_pod(pod, now) for pod in newest_first if not _is_dropped(pod)]
+    found = [see_pod(pod, now) for pod in newest_first if not _is_dropped(pod) and not _is_removed(pod, attempt)]
     if found:
         seen = min(found, key=lambda each: _ORDER.index(each.state) if each.state in _ORDER else len(_ORDER))
     elif job is None or attempt.ended is not None:
@@ -62,6 +62,12 @@ def is_suspended(job: Object) -> bool:
 def _is_dropped(pod: Object) -> bool:
     """True if no node ever gets the pod: a pod that is being deleted is not scheduled any more."""
     return "deletionTimestamp" in pod["metadata"] and not (pod.get("spec") or {}).get("nodeName")
+
+
+def _is_removed(pod: Object, attempt: Attempt) -> bool:
+    """True if the pod has ended and is being deleted, after the attempt's end: nothing is left to do."""
+    has_ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return attempt.ended is not None and has_ended and "deletionTimestamp" in pod["metadata"]
 
 
 def _see_job(job: Object, attempt: Attempt, dropped: int) -> DriverSeen:
