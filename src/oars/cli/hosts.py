@@ -201,7 +201,8 @@ def _run_in_background(hosts: HostService, role: str, name: str) -> None:
     """Start this command again without --daemon."""
     argv = [_program(), *(word for word in sys.argv[1:] if word != "--daemon")]
     daemon = hosts.start_in_background(role, name, argv)
-    say(f"{name} runs in the background, pid {daemon.pid}. Log: {daemon.log}. Stop it with: oars down {name}")
+    waiting = f"; while it waits for its head: kill {daemon.pid}" if role == "worker" else ""
+    say(f"{name} runs in the background, pid {daemon.pid}. Log: {daemon.log}. Stop it with: oars down {name}{waiting}")
 
 
 def _program() -> str:
