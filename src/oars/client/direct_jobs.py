@@ -159,6 +159,7 @@ class Output:
         self._size = 0
         self._lines: deque[str] = deque()
         self._dropped = 0
+        self.position = pod_logs.Position()  # in the pod's log
         self.is_complete = False
 
     @property
@@ -495,11 +496,8 @@ class DirectJob(PolledJob):
 
         options = LogOptions(follow=True, container=CONTAINER)
         try:
-            known = output.count  # lines that were read in an earlier event loop
-            async for line in pod_logs.follow(self._backend.client, find_pod, options):
-                known -= 1
-                if known < 0:
-                    output.add(line)
+            async for line in pod_logs.follow(self._backend.client, find_pod, options, position=output.position):
+                output.add(line)
         except OarsError as error:
             log.info(pairs("the output is no longer followed", job=self.name, error=error.message))
 
@@ -511,12 +509,15 @@ class DirectJob(PolledJob):
         async def find_pod() -> Object | None:
             return pods[0] if pods else None
 
+        async def is_over() -> bool:
+            return True
+
+        options = LogOptions(follow=True, container=CONTAINER)
         try:
             async with asyncio.timeout(LOG_SECONDS):
-                lines = pod_logs.read(self._backend.client, find_pod, LogOptions(container=CONTAINER))
-                whole = [line async for line in lines]
-            for line in whole[output.count :]:
-                output.add(line)
+                client, position = self._backend.client, output.position
+                async for line in pod_logs.follow(client, find_pod, options, is_over, position):
+                    output.add(line)
         except (OarsError, TimeoutError) as error:
             log.warning(pairs("the end of the output is lost", job=self.name, attempt=attempt.n, error=error))
         text = "".join(f"{line}\n" for line in output.after(0)).encode()

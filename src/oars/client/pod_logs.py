@@ -26,6 +26,16 @@ _NO_PREVIOUS = re.compile("previous terminated container .* not found")
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 
 
+@dataclass
+class Position:
+    """How far a log was read. The number of lines does not say that: the kubelet deletes the oldest ones."""
+
+    tail: int | None = None
+    uid: str = ""  # of the pod
+    newest: str = ""  # timestamp of its last line
+    unstamped: str = ""  # the last line without one
+
+
 async def read(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncIterator[str]:
     """The present lines of the pod that `find_pod` returns."""
     if pod := await find_pod():
@@ -44,11 +54,16 @@ async def read(client: Client, find_pod: FindPod, options: LogOptions) -> AsyncI
 
 
 async def follow(
-    client: Client, find_pod: FindPod, options: LogOptions, is_over: Callable[[], Awaitable[bool]] | None = None
+    client: Client,
+    find_pod: FindPod,
+    options: LogOptions,
+    is_over: Callable[[], Awaitable[bool]] | None = None,
+    position: Position | None = None,
 ) -> AsyncIterator[str]:
     """The present and future lines, each once, until `find_pod` returns None: the member is gone. With `is_over` until
-    a connection that began after it was true has delivered everything: nothing is written any more."""
-    backoff, position = Backoff(options.on_trouble), _Position(options.tail)
+    a connection that began after it was true has delivered everything: nothing is written any more. `position`: where
+    an earlier call has ended; it is kept current."""
+    backoff, position = Backoff(options.on_trouble), position or Position(options.tail)
     while True:
         pause, is_last = POLL_SECONDS, False
         try:
@@ -70,17 +85,7 @@ async def follow(
         await asyncio.sleep(pause)
 
 
-@dataclass
-class _Position:
-    """How far a log was read."""
-
-    tail: int | None
-    uid: str = ""  # of the pod
-    newest: str = ""  # timestamp of its last line
-    unstamped: str = ""  # the last line without one
-
-
-async def _new_lines(client: Client, pod: Object, options: LogOptions, position: _Position) -> AsyncIterator[str]:
+async def _new_lines(client: Client, pod: Object, options: LogOptions, position: Position) -> AsyncIterator[str]:
     """The lines of one connection that earlier ones did not deliver."""
     if pod["metadata"]["uid"] != position.uid:  # timestamps of another node do not compare
         position.tail = None if position.uid else position.tail

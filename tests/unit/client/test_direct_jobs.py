@@ -520,6 +520,42 @@ def test_lines_that_a_reader_missed_are_counted(world: World, monkeypatch: pytes
     assert run(work()) == ["(90 lines are not shown: logs.keep is 1 MiB)", *lines[-10:]]
 
 
+@pytest.mark.parametrize("in_another_loop", [False, True])
+def test_output_is_complete_though_the_kubelet_rotates_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, in_another_loop: bool
+) -> None:
+    lines = ["one", "two"]  # those that the kubelet still has
+
+    async def rotated(**options: Any) -> AsyncIterator[str]:
+        world.reads_of_log += 1
+        for line in lines:
+            at = ["one", "two", "three", "four"].index(line)
+            yield f"2026-01-01T00:00:0{at}Z {line}" if options.get("timestamps") else line
+
+    monkeypatch.setattr(world, "logs", rotated)
+    found = job(world)
+
+    async def read_two() -> None:
+        async for each in found.logs(None, follow=True):
+            if each.line == "two":
+                return
+
+    async def rest() -> list[str]:
+        lines[:] = ["three", "four"]
+        world.end("train-1-pod", 0)
+        return await collected(found)
+
+    async def both() -> list[str]:
+        await read_two()
+        return await rest()
+
+    if in_another_loop:
+        run(read_two())
+        assert run(rest()) == ["one", "two", "three", "four"]
+    else:
+        assert run(both()) == ["one", "two", "three", "four"]
+
+
 def test_output_keeps_its_end() -> None:
     output = Output(2**20)
     lines = [str(number) * 2**19 for number in range(10)]
