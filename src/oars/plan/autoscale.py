@@ -186,6 +186,8 @@ def _bounds(group: Group) -> tuple[int, int]:
 def _recall(group: Group, supply: Supply, memory: Memory, policy: Autoscale, now: float) -> GroupMemory:
     """What is remembered of the group, and whether it is blocked now."""
     known = memory.groups.get(group.name) or GroupMemory(supply.present, known_since=now)
+    if group.max is None:
+        known = replace(known, target=group.replicas)
     if known.is_blocked:
         is_over = not supply.stuck and now >= known.blocked_until
         return replace(known, is_blocked=not is_over)

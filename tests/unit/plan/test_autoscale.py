@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oars.model import Autoscale, Demand, Group, Limit, Placement, Process, Resources, Role
-from oars.plan.autoscale import Memory, Scaling, Situation, Supply, targets
+from oars.plan.autoscale import LOOK, Memory, Scaling, Situation, Supply, targets
 
 POLICY = Autoscale(enabled=True)
 CPU, GPU = {"cpu": 1.0}, {"cpu": 1.0, "gpu": 1.0}
@@ -72,6 +72,16 @@ def test_gpu_work_grows_the_gpu_group_only() -> None:
     result, _ = settled(groups, [Demand(GPU, 3), Demand(CPU, 8)])
     assert numbers(result)["gpu"] == 3
     assert numbers(settled(groups, [Demand(CPU, 8)])[0]) == {"cpu": 2, "gpu": 0}
+
+
+@pytest.mark.parametrize("present", [0, 2, 9])
+def test_group_of_a_fixed_size_is_not_looked_at_more_often(present: int) -> None:
+    """It has other members than it should have when autoscaling begins: they start, or leave."""
+    fixed = replace(group("fixed"), replicas=4, min=None, max=None)
+    work = [Demand(CPU, 100, running=8)]
+    result, changes = settled([group(most=2), fixed], work, cpu=Supply(ready=2), fixed=Supply(ready=present))
+    assert result.next_look == LOOK
+    assert (numbers(result), changes) == ({"cpu": 2, "fixed": 4}, 0)
 
 
 def test_gang_is_placed_whole_or_not_at_all() -> None:
