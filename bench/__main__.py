@@ -2,7 +2,7 @@
 Results go to bench/results/ as JSON, after each row.
 
 On Kubernetes: python -m bench.kube_start, python -m bench.kube_scale, python -m bench.kube_jobs. Against another
-revision of Oars: python -m bench.before_after REVISION.
+revision of Oars: python -m bench.before_after REVISION. Manifests of other projects: python -m bench.samples.
 """
 
 from __future__ import annotations
