@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import dask
 import pytest
@@ -16,7 +16,7 @@ from distributed.deploy.cluster import Cluster
 
 import oars.compat.dask_kubernetes as compat
 from oars.base.errors import UsageError
-from oars.compat.dask_kubernetes import classic, operator
+from oars.compat.dask_kubernetes import checks, classic, operator
 from oars.compat.dask_kubernetes.classic import arguments
 from oars.compat.dask_kubernetes.common import auth, objects
 from tests.compat.blocks import DASK_KUBERNETES_CLASSIC, page
@@ -102,6 +102,43 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 )
 def test_signature_is_that_of_the_original(function: Callable[..., Any], original: dict[str, Any]) -> None:
     assert list(parameters(function).items()) == list(original.items())
+
+
+# Arguments of the class in 0.6 to 2024.4.2 and of its base class in distributed that it does not have: today's name.
+GONE = {
+    "scheduler_timeout": "Did you mean 'idle_timeout'?",  # 0.10
+    "workers": "Did you mean 'n_workers'?",  # SpecCluster
+    "image": "It is an argument of make_pod_spec and of oars.compat.dask_kubernetes.operator.KubeCluster.",
+    "memory_limit": "It is an argument of make_pod_spec.",
+    "worker_command": "It is an argument of oars.compat.dask_kubernetes.operator.KubeCluster.",
+}
+OF_ITS_BASE = "asynchronous loop silence_logs shutdown_on_close scheduler_sync_interval shutdown_scheduler".split()
+
+
+@pytest.mark.parametrize(("name", "today"), GONE.items())
+def test_argument_that_is_gone_or_elsewhere_gets_its_name(name: str, today: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        arguments.resolve(KUBE_CLUSTER, {name: 1})
+    assert str(refused.value) == f"KubeCluster() got an unexpected keyword argument {name!r}. {today}"
+
+
+def test_arguments_of_the_base_class_are_known() -> None:
+    assert {*OF_ITS_BASE} <= {*arguments.FURTHER} <= {*OF_ITS_BASE, "quiet"}
+
+
+def test_arguments_that_are_elsewhere_are_those_of_the_signatures() -> None:
+    names = {
+        "make_pod_spec": {*parameters(compat.make_pod_spec)},
+        "oars.compat.dask_kubernetes.classic.KubeCluster": {*parameters(compat.KubeCluster.__init__)},
+        "oars.compat.dask_kubernetes.operator.KubeCluster": {*parameters(operator.KubeCluster.__init__)},
+    }
+    classes = [each for owner, each in names.items() if owner != "make_pod_spec"]
+    common = {*arguments.FURTHER} | (classes[0] & classes[1])
+    assert {owner: {*each} for owner, each in checks.ELSEWHERE.items()} == {
+        owner: each - common for owner, each in names.items()
+    }
+    with pytest.raises(TypeError, match=r"'auth'\. It is an argument of oars\.\S+\.classic\.KubeCluster\."):
+        operator.KubeCluster(**cast(Any, {"auth": None}))
 
 
 def test_names_are_where_the_original_has_them() -> None:

@@ -4,7 +4,7 @@ used, or raises UsageError with the name of the argument. Pure."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
@@ -14,6 +14,31 @@ from oars.base.text import suggest
 from oars.spec.cluster import check_namespace
 
 PROTOCOLS = ("tcp", "tls", "ws", "wss", "ucx")
+# The arguments that one of these has and another one lacks.
+ELSEWHERE = {
+    "make_pod_spec": (
+        "image", "labels", "threads_per_worker", "extra_container_config", "extra_pod_config", "resources",
+        "memory_limit", "memory_request", "cpu_limit", "cpu_request", "gpu_limit", "annotations",
+    ),
+    "oars.compat.dask_kubernetes.classic.KubeCluster": (
+        "pod_template", "host", "port", "auth", "deploy_mode", "interface", "protocol", "dashboard_address",
+        "security", "scheduler_service_wait_timeout", "scheduler_service_name_resolution_retries",
+        "scheduler_pod_template", "apply_default_affinity",
+    ),
+    "oars.compat.dask_kubernetes.operator.KubeCluster": (
+        "image", "resources", "worker_command", "port_forward_cluster_ip", "create_mode", "resource_timeout",
+        "scheduler_service_type", "custom_cluster_spec", "scheduler_forward_port", "jupyter",
+    ),
+}  # fmt: skip
+
+
+def keywords(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError for an argument that KubeCluster does not have."""
+    for name in given:
+        if name not in known:
+            owners = " and of ".join(owner for owner, names in ELSEWHERE.items() if name in names)
+            meant = f" It is an argument of {owners}." if owners else suggest(name, known)
+            raise TypeError(f"KubeCluster() got an unexpected keyword argument {name!r}.{meant}")
 
 
 def count(name: str, value: Any, what: str = "a whole number") -> int:

@@ -79,10 +79,7 @@ class Arguments:
 
 def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
     """`given`: the arguments of the signature, `more`: other keyword arguments."""
-    for name in more:
-        if name not in FURTHER:
-            meant = suggest(name, [*given, *FURTHER])
-            raise TypeError(f"KubeCluster() got an unexpected keyword argument {name!r}.{meant}")
+    checks.keywords(more, [*given, *FURTHER])
     if not more.get("shutdown_scheduler", True):
         message = "shutdown_scheduler=False: the scheduler ends with its cluster."
         raise UsageError(message, "For a cluster that stays use oars.compat.dask_kubernetes.operator.")

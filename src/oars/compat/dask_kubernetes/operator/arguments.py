@@ -71,10 +71,7 @@ class Arguments:
 
 def resolve(given: Mapping[str, Any], more: Mapping[str, Any]) -> Arguments:
     """`given`: the arguments of the signature, `more`: other keyword arguments."""
-    for key in more:
-        if key not in OPTIONS:
-            meant = suggest(key, [*given, *OPTIONS])
-            raise TypeError(f"KubeCluster() got an unexpected keyword argument {key!r}.{meant}")
+    checks.keywords(more, [*given, *OPTIONS])
     forward = config.get("scheduler-forward-port", given["scheduler_forward_port"])
     shared = {key: given[key] for key in ("loop", "asynchronous", "quiet")}
     custom = _manifest(config.get("custom-cluster-spec", given["custom_cluster_spec"]))
