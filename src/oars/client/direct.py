@@ -19,7 +19,7 @@ from oars.client.watches import Watches
 from oars.control.loop import Loop
 from oars.control.runner import Runner
 from oars.kube.client import Client
-from oars.kube.errors import ApiError, is_denied, is_not_found
+from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import Informer, stop_all
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, LEASE, POD, Object
 from oars.kube.lease import Elector
@@ -267,10 +267,12 @@ class Direct:
         return self._built[1]
 
     def _followed(self, root: Object) -> Report | None:
-        """The leader's report. If none covers the present intent and we may not lead, a report that says so."""
+        """The leader's report. If we cannot ask who leads, it may be outdated; if we may not lead, it may not cover the
+        present intent: then a report that says what is wrong."""
         report, intent, error = report_of(root), read_intent(root), self._elector.error
         is_current = report is not None and report.status.generation >= intent.generation
-        if is_current or not isinstance(error, ApiError) or not is_denied(error):
+        may_not_lead = isinstance(error, ApiError) and error.status == 403
+        if error is None or (is_current and may_not_lead):
             return report
         return self._failed(error, intent)
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import os
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from oars.base import codec
 from oars.base.errors import NotFound, OarsError
+from oars.client import direct as module
 from oars.client.direct import Direct, DirectCache
+from oars.kube.auth import Credentials
 from oars.kube.client import Client, Listing
 from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, DEPLOYMENT, POD, Kind, Object
 from oars.kube.lease import Elector
+from oars.kube.target import ExecPlugin, Target
 from oars.model import Desired, LoopState, Pause
 from oars.places.intent import Intent
 from oars.places.kube import names
@@ -23,7 +29,7 @@ from oars.places.kube.place import KubePlace
 from oars.places.kube.state.root import STATE, dump_intent, read_intent, report_of
 from oars.places.report import Report
 from oars.plan.lifetime import Outlook
-from oars.spec.status import Expires
+from oars.spec.status import Expires, Phase, Status
 from tests.unit.places.test_kube_observe import created_by
 
 LABELS = names.labels("demo", "dask")
@@ -272,6 +278,91 @@ def test_failed_pass_does_not_give_up_the_cluster(monkeypatch: pytest.MonkeyPatc
         await direct.close()
 
     asyncio.run(asyncio.wait_for(body(), 10))
+
+
+STATUS = Status("demo", "dask", "kubernetes", Phase.READY, mode="direct", namespace="n", generation=1)
+READY: Object = {**ROOT, "data": {**ROOT["data"], "report.json": json.dumps(codec.dump(Report(STATUS, ())))}}
+
+
+class LoggedIn(Server):
+    """Every request needs a credential of the plug-in; watches that are open stay open."""
+
+    def __init__(self, plug_in: ExecPlugin) -> None:
+        super().__init__(READY)
+        self._credentials = Credentials(Target("https://k:6443", exec_plugin=plug_in), os.environ)
+
+    async def list(self, kind: Kind, *_: object, **__: object) -> Listing:
+        await self._credentials.headers()
+        return await super().list(kind)
+
+    async def get(self, kind: Kind, *_: object) -> Object:
+        await self._credentials.headers()
+        return await super().get(kind)
+
+    async def replace(self, lease: Object) -> Object:
+        await self._credentials.headers()
+        return await super().replace(lease)
+
+
+class Restored(Noting):
+    """Its loop reports what the root has stored."""
+
+    async def _start_leading(self, cached: Object, desired: Desired) -> Any:
+        place, loop = await super()._start_leading(cached, desired)
+        loop.report = report_of(cached)
+        return place, loop
+
+
+def install(program: Path, text: str) -> None:
+    """Replace the program in one step."""
+    new = program.with_suffix(".new")
+    new.write_text(text)
+    new.chmod(0o755)
+    new.replace(program)
+
+
+@pytest.mark.parametrize("holder", ["", "another"], ids=["leader", "follower"])
+def test_plug_in_that_can_no_longer_start_is_reported_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    """The last status stays, with the reason why it may be outdated."""
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
+    version, program = "client.authentication.k8s.io/v1", tmp_path / "log-in"
+    token = {"token": "t", "expirationTimestamp": "2020-01-01T00:00:00Z"}  # each request needs another one
+    working = f"#!/bin/sh\necho '{json.dumps({'kind': 'ExecCredential', 'apiVersion': version, 'status': token})}'\n"
+    install(program, working)
+    server = LoggedIn(ExecPlugin(str(program), api_version=version, interactive_mode="Never"))
+    server.lease["spec"]["holderIdentity"] = holder
+
+    async def body() -> None:
+        direct = Restored(server)
+        direct._elector = Elector(cast(Client, server), "n", "demo-oars", "me", 3, 2, 0.5)
+        await direct.start()
+        reports = direct.watch()
+        assert not (await anext(reports)).causes
+        if not holder:
+            await direct.passes.get()
+        await asyncio.to_thread(install, program, "#!/no/such/interpreter\n")
+        if not holder:
+            await direct._elector.lost.wait()
+            direct.wake()
+        failed = await anext(report async for report in reports if "cannot be started" in report.status.message)
+        assert failed.status.phase is Phase.READY and str(program) in failed.status.message
+        assert [cause.message for cause in failed.causes] == [failed.status.message]
+        await asyncio.to_thread(install, program, working)
+        assert await anext(report async for report in reports if not report.causes)
+        await direct.close()
+
+    asyncio.run(asyncio.wait_for(body(), 60))
+
+
+@pytest.mark.parametrize(("status", "is_shown"), [(401, True), (403, False), (503, True)])
+def test_report_of_the_leader_is_shown_to_those_who_may_not_lead(status: int, is_shown: bool) -> None:
+    """They see what the leader does. Without an answer of the API server, nobody knows whether it still does it."""
+    direct = Noting(Server(READY))
+    direct._elector.error = ApiError(status, {"message": "no"})
+    report = direct._followed(READY)
+    assert report is not None and bool(report.causes) is is_shown
 
 
 def test_intent_of_a_newer_oars_is_read() -> None:
