@@ -14,6 +14,7 @@ from oars.operator import crd
 from oars.places.kube.state import status_codec
 from oars.spec import resources
 from oars.spec.cluster import API_VERSION, KIND, ClusterSpec, WorkerGroup, check_namespace
+from oars.spec.job import MAX_ARCHIVE, MAX_LOG
 from oars.spec.status import GroupStatus, Phase, Status
 
 SPEC = crd.spec_schema()
@@ -144,6 +145,13 @@ def test_quantities_are_short(read: Callable[[object], object]) -> None:
     longest = crd.QUANTITIES[read]["maxLength"]
     with pytest.raises(ValueError, match="characters"):
         read("1" * (longest + 1))
+
+
+def test_bounds_of_a_job_match_its_model() -> None:
+    fields = crd.job_schema()["properties"]
+    assert fields["workingDir"]["properties"]["size"]["maximum"] == MAX_ARCHIVE
+    keep = fields["logs"]["properties"]["keep"]
+    assert (keep["maximum"], keep["minimum"]) == (MAX_LOG, 2**20)
 
 
 def test_status_matches_the_schema() -> None:

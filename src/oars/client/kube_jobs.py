@@ -34,6 +34,7 @@ from oars.places.kube.render.driver import CONTAINER
 from oars.places.kube.state.job_codec import load_status
 from oars.places.kube.state.job_log import kept_lines
 from oars.places.kube.why.api_errors import denied_with_rule
+from oars.spec.job import MAX_ARCHIVE
 from oars.spec.load_job import NO_METADATA, JobMetadata, check_on_kubernetes, dump_job
 from oars.spec.resources import duration
 
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from oars.spec.job import JobSpec
 
 FILES_LIMIT = 64 * 2**20  # bytes of files
-ARCHIVE_LIMIT = 8 * 2**20  # bytes of the packed archive
 POLL_SECONDS = 0.5  # how often the status is read
 COMPARED_LINES = 100  # by which the place is found in the kept log where a connection was cut
 
@@ -67,17 +67,17 @@ class KubeJobs:
         progress: Progress = ignore,
         metadata: JobMetadata = NO_METADATA,
     ) -> JobHandle:
+        if archive is not None and len(archive.data) > MAX_ARCHIVE:
+            raise UsageError(
+                f"The working directory has {len(archive.data) / 2**20:.1f} MiB when packed, but at most "
+                f"{MAX_ARCHIVE // 2**20} MiB can be sent to Kubernetes. "
+                f"The biggest entries, not packed: {archive.biggest}.",
+                "List what the job does not need in .oarsignore, or put it into the image.",
+            )
         check_on_kubernetes(spec)
         client, namespace = self.backend.client, self.backend.namespace
         await self.backend.login()
         has_operator = await self._has_operator(namespace)
-        if archive is not None and len(archive.data) > ARCHIVE_LIMIT:
-            raise UsageError(
-                f"The working directory has {len(archive.data) / 2**20:.1f} MiB when packed, but at most "
-                f"{ARCHIVE_LIMIT // 2**20} MiB can be sent to Kubernetes. "
-                f"The biggest entries, not packed: {archive.biggest}.",
-                "List what the job does not need in .oarsignore, or put it into the image.",
-            )
         if not has_operator:
             check_direct(spec, metadata.labels, namespace)
             with denied_with_rule():

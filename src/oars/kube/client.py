@@ -151,8 +151,11 @@ class Client:
         previous: bool = False,
         since: str = "",
         timestamps: bool = False,
+        line_bytes: int | None = None,
+        limit_bytes: int | None = None,
     ) -> AsyncIterator[str]:
         """Yield the lines of a container's log. `since` is an RFC 3339 time; the server ignores fractions of seconds.
+        A line that is longer than `line_bytes` comes in pieces. The server sends at most `limit_bytes`.
 
         There is no idle timeout: a container may log nothing for days."""
         params = {"container": container} if container else {}
@@ -160,13 +163,17 @@ class Client:
         params |= {key: "true" for key, value in flags.items() if value}
         params |= {"tailLines": str(tail)} if tail is not None else {}
         params |= {"sinceTime": since} if since else {}
+        params |= {"limitBytes": str(limit_bytes)} if limit_bytes is not None else {}
         request = Request("GET", POD.path(self._namespace(POD, namespace), name, "log"), params)
         async with self._transport.send(request, stream=True) as response:
-            async for line in self._lines(response, None):
+            async for line in self._lines(response, None, line_bytes):
                 yield line.decode(errors="replace")
 
-    async def _lines(self, response: aiohttp.ClientResponse, idle_timeout: float | None) -> AsyncIterator[bytes]:
-        """Yield lines without line ends. Unlike aiohttp's reader, do not limit their length: objects may be large."""
+    async def _lines(
+        self, response: aiohttp.ClientResponse, idle_timeout: float | None, line_bytes: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield lines without line ends. Unlike aiohttp's reader, do not limit their length by default: objects may be
+        large."""
         parts: builtins.list[bytes] = []
         while True:
             with network_errors_as_unreachable(self.target):
@@ -181,6 +188,9 @@ class Client:
                 parts.clear()
             if rest:
                 parts.append(rest)
+            if line_bytes is not None and sum(map(len, parts)) > line_bytes:
+                yield b"".join(parts)
+                parts.clear()
         if parts:
             yield b"".join(parts)
 

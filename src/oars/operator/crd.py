@@ -18,7 +18,7 @@ from oars import engines
 from oars.places.kube.render.changes import IMMUTABLE
 from oars.spec import resources
 from oars.spec.cluster import API_VERSION, MAX_SPILL_PATHS, ClusterSpec, Part
-from oars.spec.job import JobSpec
+from oars.spec.job import MAX_ARCHIVE, JobSpec
 
 Schema = dict[str, Any]
 
@@ -144,6 +144,7 @@ EXTRA: Mapping[str, Schema] = {
     "expose.host": {"maxLength": 253},
     "expose.ingressClass": {"maxLength": 253},
     "expose.tlsSecret": {"maxLength": 253},
+    "job.workingDir.size": {"maximum": MAX_ARCHIVE},
     "environment.packages": {"maxItems": MAX_ENTRIES, "x-kubernetes-list-type": "atomic"},
 }
 CEL_RESERVED = {"namespace": "__namespace__"}  # escaped in CEL rules
@@ -301,10 +302,9 @@ def _typed(found: Any, path: str) -> Schema:
 
 def _annotated(inner: tuple[Any, ...], path: str) -> Schema:
     """A quantity is recognized by its validator function."""
-    for extra in inner[1:]:
-        if (reader := getattr(extra, "func", None)) in QUANTITIES:
-            return {"description": EXAMPLES[reader], **QUANTITIES[reader]}
-    schema = _typed(inner[0], path)
+    readers = (getattr(extra, "func", None) for extra in inner[1:])
+    reader = next((each for each in readers if each in QUANTITIES), None)
+    schema = {"description": EXAMPLES[reader], **QUANTITIES[reader]} if reader else _typed(inner[0], path)
     for extra in inner[1:]:
         for name, keyword in (("ge", "minimum"), ("le", "maximum")):
             if (bound := getattr(extra, name, None)) is not None:

@@ -14,11 +14,12 @@ from oars.kube.errors import ApiError, is_conflict, is_not_found, is_transient
 from oars.kube.kinds import CONFIG_MAP, Object
 from oars.places.kube.render.driver import CONTAINER, GRACE
 from oars.places.kube.state import ownership
-from oars.places.kube.state.job_log import log_object
+from oars.places.kube.state.job_log import TEXT_BYTES, log_object
 
 READ_SECONDS = 10.0  # to read a log
 GIVE_UP_SECONDS = 30.0  # a log that cannot be stored for longer does not delay the verdict
-FOLLOWERS = 16  # each may hold twice `logs.keep` in memory
+FOLLOWERS = 16  # each may hold TEXT_BYTES in memory
+LINE_BYTES = 2**18  # a longer line is kept in pieces
 
 log = get_logger(__name__)
 
@@ -116,12 +117,15 @@ class DriverLogs:
 
     async def _read(self, pod: Object, output: _Output, *, follow: bool = False) -> None:
         metadata = pod["metadata"]
-        lines = self._client.logs(metadata["name"], metadata["namespace"], container=CONTAINER, follow=follow)
+        lines = self._client.logs(
+            metadata["name"], metadata["namespace"], container=CONTAINER, follow=follow, line_bytes=LINE_BYTES
+        )
         async for line in lines:
             output.add(line)
 
     async def _store(self, wanted: DriverLog, output: _Output) -> None:
-        body = log_object(wanted.metadata, bytes(output.text), wanted.keep, is_cut=output.is_cut)
+        text, is_cut = bytes(output.text), output.is_cut
+        body = await asyncio.to_thread(log_object, wanted.metadata, text, wanted.keep, is_cut=is_cut)
         try:
             await self._client.create(body)
         except ApiError as error:
@@ -146,15 +150,15 @@ class DriverLogs:
 
 
 class _Output:
-    """The end of an output: at least its last `keep` bytes."""
+    """The end of an output: its last `keep` bytes, or TEXT_BYTES."""
 
     def __init__(self, keep: int) -> None:
-        self._keep = keep
+        self._most = min(keep, TEXT_BYTES)
         self.text = bytearray()
         self.is_cut = False
 
     def add(self, line: str) -> None:
         self.text += line.encode() + b"\n"
-        if len(self.text) > 2 * self._keep:
-            del self.text[: -self._keep]
+        if len(self.text) > self._most:
+            del self.text[: -self._most]
             self.is_cut = True

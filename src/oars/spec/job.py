@@ -21,6 +21,8 @@ JOB_KIND = "ComputeJob"
 MAX_SCHEDULE_NAME = 38  # "-<minutes since 1970>" is appended for each run
 MAX_NAME = 48  # "-<attempt>" is appended for the attempt's cluster
 MAX_RETRIES = 1000
+MAX_ARCHIVE = 8 * 2**20  # bytes of packed files on Kubernetes, where ConfigMaps hold them
+MAX_LOG = 2**30  # bytes of an attempt's kept output
 _CODES = re.compile(r"(\d{1,3})(?:-(\d{1,3}))?")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -66,7 +68,7 @@ class WorkingDir(Part):
     """The files that the driver finds in its working directory. `oars submit` fills it in."""
 
     archive: str = Field(default="", description="Hash of the uploaded archive: sha256:…; empty: no files.")
-    size: int = Field(default=0, ge=0, description="Size of the archive in bytes.")
+    size: int = Field(default=0, ge=0, description="Size of the archive in bytes. Kubernetes: at most 8 MiB.")
 
     @field_validator("archive")
     @classmethod
@@ -144,7 +146,10 @@ class Cleanup(Part):
 class Logs(Part):
     """The kept output of the driver."""
 
-    keep: Memory = Field(default=8 * 2**20, description="How much of the end of each attempt's output is kept.")
+    keep: Memory = Field(
+        default=8 * 2**20, le=MAX_LOG,
+        description="How much of the end of each attempt's output is kept. Kubernetes: at most 8Mi, or 900 KiB packed.",
+    )  # fmt: skip
 
 
 class Schedule(Part):

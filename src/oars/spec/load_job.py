@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from oars.base.errors import SpecError
 from oars.spec import edit, text
 from oars.spec.cluster import API_VERSION, KIND
-from oars.spec.job import JOB_KIND, MAX_SCHEDULE_NAME, JobSpec, check_job_name
+from oars.spec.job import JOB_KIND, MAX_ARCHIVE, MAX_SCHEDULE_NAME, JobSpec, check_job_name
 from oars.spec.load import NO_OVERRIDES, check_header, copy_plain, header_problems
 from oars.spec.options import OptionModel, check_blocks
 from oars.spec.problems import Problem, in_block, in_plain, raise_for
@@ -84,6 +84,12 @@ def _as_job(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def check_on_kubernetes(spec: JobSpec) -> None:
     """Raises SpecError for what a job on Kubernetes cannot have."""
+    if spec.working_dir.size > MAX_ARCHIVE:
+        raise SpecError(
+            f"workingDir.size is {spec.working_dir.size}: on Kubernetes files have at most {MAX_ARCHIVE} bytes when "
+            "packed.",
+            "Let `oars submit` fill in workingDir.",
+        )
     cluster = spec.cluster
     if cluster is not None and cluster.environment.packages and cluster.image is None:
         options = shlex.join(word for each in cluster.environment.packages for word in ("--package", each))

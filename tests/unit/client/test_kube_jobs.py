@@ -158,7 +158,7 @@ def test_another_job_that_has_taken_the_name_stays(archive: Archive) -> None:
 
 
 def test_packed_files_that_are_too_large_are_named(api: Api, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube_jobs, "ARCHIVE_LIMIT", 10)
+    monkeypatch.setattr(kube_jobs, "MAX_ARCHIVE", 10)
     with pytest.raises(UsageError, match=r"biggest entries.*data"):
         submit(api, "large", archive)
     assert not api.objects

@@ -304,12 +304,26 @@ def test_logs_yields_lines() -> None:
     async def body() -> None:
         server = Server(stream(b"one\ntw", b"o\r\n\n\xff", b" end"))
         async with server.running() as client:
-            lines = [
-                line async for line in client.logs("p", "n", container="c", tail=5, previous=True, since=TIMESTAMP)
-            ]
+            found = client.logs("p", "n", container="c", tail=5, previous=True, since=TIMESTAMP, limit_bytes=99)
+            lines = [line async for line in found]
         assert lines == ["one", "two", "", "\ufffd end"]
         query = dict(server.requests[0].query)
-        assert query == {"container": "c", "tailLines": "5", "previous": "true", "sinceTime": TIMESTAMP}
+        wanted = {"container": "c", "tailLines": "5", "previous": "true", "sinceTime": TIMESTAMP, "limitBytes": "99"}
+        assert query == wanted
+
+    asyncio.run(body())
+
+
+def test_long_line_of_a_log_comes_in_pieces() -> None:
+    """A program may print for ever without a line end."""
+    long = b"x" * 5_000_000
+
+    async def body() -> None:
+        async with Server(stream(b"one\n", long, b"\ntwo")).running() as client:
+            lines = [line async for line in client.logs("p", "n", line_bytes=100_000)]
+        assert max(map(len, lines)) < 1_000_000
+        assert "".join(lines) == f"one{long.decode()}two"
+        assert lines[0] == "one" and lines[-1] == "two"
 
     asyncio.run(body())
 

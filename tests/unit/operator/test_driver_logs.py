@@ -16,6 +16,7 @@ from oars.kube.client import Client
 from oars.kube.errors import ApiError
 from oars.kube.kinds import Kind, Object
 from oars.operator.driver_logs import GIVE_UP_SECONDS, DriverLog, DriverLogs
+from oars.places.kube.state.job_log import TEXT_BYTES
 
 OWNER = {"kind": "ComputeJob", "name": "train", "uid": "u"}
 METADATA = {"name": "train-1-log", "namespace": "team", "ownerReferences": [OWNER]}
@@ -142,6 +143,20 @@ def test_config_map_of_somebody_else_is_not_taken_for_the_log() -> None:
             await DriverLogs(cast(Client, api)).keep(LOG, POD)
 
     asyncio.run(keep())
+
+
+def test_kept_log_is_bounded_whatever_the_job_asks_for() -> None:
+    """The operator has the logs of many jobs in memory."""
+
+    async def keep() -> str:
+        api = Api()
+        api.lines = ["a" * 999] * (2 * TEXT_BYTES // 1000)
+        await DriverLogs(cast(Client, api)).keep(replace(LOG, keep=2**40), POD)
+        return api.text()
+
+    note, _, text = asyncio.run(keep()).partition("\n")
+    assert note.startswith("(the beginning is not kept: logs.keep is 1.049e+06 MiB, and a ConfigMap has room for 8 MiB")
+    assert TEXT_BYTES - 1000 <= len(text) <= TEXT_BYTES
 
 
 @pytest.mark.parametrize("count", [9, 15, 500])

@@ -12,7 +12,7 @@ import pytest
 from oars.kube.client import Client
 from oars.model import Cause
 from oars.places.kube import evidence, names
-from oars.places.kube.evidence import POLL, Evidence, SharedLists
+from oars.places.kube.evidence import LOG_BYTES, LOG_LINES, POLL, Evidence, SharedLists
 from oars.places.kube.why.deaths import MAX_LOGS, SAMPLES, logs_to_read
 from oars.places.kube.why.explain import causes
 from oars.places.kube.why.facts import Snapshot
@@ -118,7 +118,10 @@ class LogServer(Server):
         self._silent = silent
         self._reading = 0
 
-    async def logs(self, name: str, namespace: str, *, container: str, tail: int, previous: bool) -> AsyncIterator[str]:
+    async def logs(
+        self, name: str, namespace: str, *, container: str, tail: int, previous: bool, limit_bytes: int
+    ) -> AsyncIterator[str]:
+        assert (tail, limit_bytes) == (LOG_LINES, LOG_BYTES)
         self.read_pods.append(name)
         self._reading += 1
         self.max_concurrent = max(self.max_concurrent, self._reading)

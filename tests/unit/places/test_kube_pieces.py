@@ -42,7 +42,9 @@ class Server:
         self.events: list[Object] = []
         self.read: list[tuple[str, bool]] = []
 
-    async def logs(self, name: str, namespace: str, *, container: str, tail: int, previous: bool) -> AsyncIterator[str]:
+    async def logs(
+        self, name: str, namespace: str, *, container: str, tail: int, previous: bool, limit_bytes: int
+    ) -> AsyncIterator[str]:
         self.read.append((container, previous))
         yield f"last words of {container}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from oars.base.errors import SpecError
+from oars.spec.job import MAX_ARCHIVE, WorkingDir
 from oars.spec.load_job import JobManifest, build_job, check_on_kubernetes, dump_job, load_job_text
 
 JOB = """
@@ -73,6 +74,7 @@ def test_existing_cluster() -> None:
         ({"workingDir": {"archive": "sha256:xyz"}}, "not the hash"),
         ({"secrets": [{"name": "../x", "key": "k", "as": "S"}]}, "not a name"),
         ({"deadline": "soon"}, "deadline"),
+        ({"logs": {"keep": "2Gi"}}, r"logs\.keep"),
     ],
 )
 def test_errors_name_the_field(fields: dict[str, Any], text: str) -> None:
@@ -94,6 +96,16 @@ def test_packages_on_kubernetes_need_an_image() -> None:
     assert "`oars image build --engine dask --package pandas`" in caught.value.hint
     check_on_kubernetes(build_job({"cluster": {**packages, "image": "i:1"}, "entrypoint": ["true"]}).spec)
     check_on_kubernetes(build_job({"cluster": {"name": "demo"}, "entrypoint": ["true"]}).spec)
+
+
+@pytest.mark.parametrize("size", [MAX_ARCHIVE + 1, 10**18])
+def test_packed_files_on_kubernetes_are_small(size: int) -> None:
+    """The driver's pod lists a ConfigMap for each 900 KiB."""
+    files = {"archive": f"sha256:{'ab' * 32}", "size": size}
+    spec = build_job({"cluster": {"name": "demo"}, "entrypoint": ["true"], "workingDir": files}).spec
+    with pytest.raises(SpecError, match=r"workingDir\.size is \d+: .* at most 8388608 bytes"):
+        check_on_kubernetes(spec)
+    check_on_kubernetes(spec.model_copy(update={"working_dir": WorkingDir(size=MAX_ARCHIVE)}))
 
 
 LABELLED = JOB.replace(

@@ -26,6 +26,7 @@ STUCK = 3.0  # without a change: a pod that has a node and is not ready may need
 STALLED = 15.0  # without a change: the Deployment controller, which may be busy, ignores a new generation
 LOG_TIMEOUT = 4.0  # the node may not respond
 LOG_LINES = 20
+LOG_BYTES = 2**18  # of these lines: one may be as long as the log
 # Reasons of the events by which cluster-autoscaler and Karpenter announce a node for a pod.
 NODE_COMING = ("TriggeredScaleUp", "Nominated")
 
@@ -128,7 +129,12 @@ class Evidence:
         try:
             async with asyncio.timeout(LOG_TIMEOUT):
                 lines = self._client.logs(
-                    metadata["name"], metadata["namespace"], container=container, tail=LOG_LINES, previous=previous
+                    metadata["name"],
+                    metadata["namespace"],
+                    container=container,
+                    tail=LOG_LINES,
+                    previous=previous,
+                    limit_bytes=LOG_BYTES,
                 )
                 return tuple([line async for line in lines])
         except (OarsError, TimeoutError):

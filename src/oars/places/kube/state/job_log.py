@@ -8,8 +8,12 @@ import gzip
 from oars.places.kube.names import Object
 
 LOG_BYTES = 900 * 1024  # of a compressed log, in one ConfigMap
+TEXT_BYTES = 8 * 2**20  # of a log before compression: the operator has many of them in memory
 KEY = "log.gz"
-CUT = "(the beginning is not kept: logs.keep is {keep:.4g} MiB, and a ConfigMap has room for {room} KiB compressed)\n"
+CUT = (
+    "(the beginning is not kept: logs.keep is {keep:.4g} MiB, and a ConfigMap has room for {text} MiB, {room} KiB "
+    "compressed)\n"
+)
 
 
 def log_object(metadata: Object, text: bytes, keep: int, *, is_cut: bool = False) -> Object:
@@ -20,7 +24,8 @@ def log_object(metadata: Object, text: bytes, keep: int, *, is_cut: bool = False
 
 def packed_end(text: bytes, keep: int, *, is_cut: bool = False) -> bytes:
     """The end of an output, compressed, at most LOG_BYTES. Its first line says if the beginning is missing."""
-    note, size = CUT.format(keep=keep / 2**20, room=LOG_BYTES // 1024).encode(), keep
+    note = CUT.format(keep=keep / 2**20, text=TEXT_BYTES // 2**20, room=LOG_BYTES // 1024).encode()
+    size = min(keep, TEXT_BYTES)
     while True:
         end = text[-size:]
         if is_cut or len(end) < len(text):
