@@ -13,6 +13,7 @@ import pytest
 import yaml
 from distributed.deploy.adaptive import Adaptive
 from distributed.deploy.cluster import Cluster
+from distributed.security import Security
 
 import oars.compat.dask_kubernetes as compat
 from oars.base.errors import UsageError
@@ -102,6 +103,52 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 )
 def test_signature_is_that_of_the_original(function: Callable[..., Any], original: dict[str, Any]) -> None:
     assert list(parameters(function).items()) == list(original.items())
+
+
+# Each argument: a value, and where it arrives.
+EFFECTS: dict[str, tuple[Any, Callable[[arguments.Arguments], Any], Any]] = {
+    "pod_template": (compat.make_pod_spec("own:1"), lambda found: worker(found).containers[0].image, "own:1"),
+    "name": ("mine", lambda found: found.plan("lab").settings.name, "mine"),
+    "namespace": ("lab", lambda found: found.namespace, "lab"),
+    "n_workers": (3, lambda found: found.plan("lab").workers, 3),
+    "host": ("127.0.0.1", lambda found: found.host, "127.0.0.1"),
+    "port": (8790, lambda found: found.port, 8790),
+    "env": ({"A": 1}, lambda found: {"name": "A", "value": "1"} in worker(found).containers[0].env, True),
+    "auth": (compat.InCluster(), lambda found: [type(each) for each in found.auth], [compat.InCluster]),
+    "idle_timeout": ("5 minutes", lambda found: scheduler(found).containers[0].args[-2:],
+                     ["--idle-timeout", "5 minutes"]),
+    "deploy_mode": ("local", lambda found: found.plan("lab").scheduler, None),
+    "interface": ("lo", lambda found: (found.interface, found.host), ("lo", None)),
+    "protocol": ("tls://", lambda found: scheduler(found).containers[0].args[-2:], ["--protocol", "tls"]),
+    "dashboard_address": (":8899", lambda found: found.dashboard_address, ":8899"),
+    "security": (Security(require_encryption=True), lambda found: found.plan("lab").settings.protocol, "tls"),
+    "scheduler_service_wait_timeout": (7, lambda found: found.plan("lab").patience.load_balancer, 7),
+    "scheduler_service_name_resolution_retries": (9, lambda found: found.plan("lab").patience.name_attempts, 9),
+    "scheduler_pod_template": (compat.make_pod_spec("head:1"), lambda found: scheduler(found).containers[0].image,
+                               "head:1"),
+    "apply_default_affinity": ("required", lambda found: [*worker(found).affinity.node_affinity],
+                               ["requiredDuringSchedulingIgnoredDuringExecution"]),
+}  # fmt: skip
+
+
+def worker(found: arguments.Arguments) -> Any:
+    return found.plan("lab").worker().spec
+
+
+def scheduler(found: arguments.Arguments) -> Any:
+    pod = found.plan("lab").scheduler
+    assert pod is not None
+    return pod.spec
+
+
+def test_every_argument_arrives() -> None:
+    assert [*EFFECTS] == [name for name in KUBE_CLUSTER if name != "kwargs"]
+    given = {**KUBE_CLUSTER, "pod_template": compat.make_pod_spec("i:1")}
+    default = arguments.resolve(given, {})
+    for name, (value, arrives, expected) in EFFECTS.items():
+        found = arguments.resolve({**given, name: value}, {})
+        assert arrives(found) != arrives(default), name
+        assert arrives(found) == expected, name
 
 
 # Arguments of the class in 0.6 to 2024.4.2 and of its base class in distributed that it does not have: today's name.

@@ -118,6 +118,105 @@ def test_every_keyword_of_the_original_is_known(version: str) -> None:
 
 # Arguments
 
+HEAD, WORKER = 0, 1
+
+
+def template(args: Arguments, number: int) -> dict[str, Any]:
+    """The pod template of the head or of a worker."""
+    spec = build(args.name, args.spec, engines.get("mars"), DEFAULTS, namespace=args.namespace or "")
+    found: dict[str, Any] = [each for each in manifests(spec) if each["kind"] == "Deployment"][number]["spec"][
+        "template"
+    ]
+    return found
+
+
+def main(args: Arguments, number: int) -> dict[str, Any]:
+    return cast(dict[str, Any], template(args, number)["spec"]["containers"][0])
+
+
+def variable(args: Arguments, number: int, name: str) -> Any:
+    return {each["name"]: each.get("value") for each in main(args, number)["env"]}.get(name)
+
+
+# What the head and a worker have.
+
+
+def env(args: Arguments) -> tuple[Any, Any]:
+    return variable(args, HEAD, "A"), variable(args, WORKER, "A")
+
+
+def labels(args: Arguments) -> tuple[Any, ...]:
+    return tuple(template(args, number)["metadata"]["labels"].get("team") for number in (HEAD, WORKER))
+
+
+def modules(args: Arguments) -> tuple[Any, ...]:
+    found = args.spec.engine_options.get("config", {}).get("third_party_modules", {})
+    return tuple(found.get(role) for role in ("supervisor", "worker"))
+
+
+def volumes(args: Arguments) -> list[Any]:
+    return [each.get("hostPath", {}).get("path") for each in template(args, WORKER)["spec"]["volumes"]]
+
+
+VOLUME = {"name": "data", "hostPath": {"path": "/data"}, "mountPath": "/data"}
+# Each argument of each version: a value, where it arrives, and what is there.
+EFFECTS: dict[str, tuple[Any, Callable[[Arguments], Any], Any]] = {
+    "image": ("mars:1", lambda args: main(args, WORKER)["image"], "mars:1"),
+    "scheduler_cpu": (3, lambda args: args.spec.head.cpu, 3.0),
+    "scheduler_mem": ("3g", lambda args: args.spec.head.memory, 3 * GI),
+    "worker_num": (3, lambda args: args.spec.workers[0].replicas, 3),
+    "worker_cpu": (3, lambda args: main(args, WORKER)["resources"]["requests"]["cpu"], "3"),
+    "worker_mem": ("3g", lambda args: main(args, WORKER)["resources"]["limits"]["memory"], str(3 * GI)),
+    "worker_spill_paths": (["/disk"], lambda args: "/disk" in volumes(args), True),
+    "worker_cache_mem": ("64m", lambda args: variable(args, WORKER, "MARS_CACHE_MEM_SIZE"), str(2**26)),
+    "min_worker_num": (0, lambda args: args.spec.min_ready, 0),
+    "web_cpu": (3, lambda args: args.spec.head.cpu, 3.0),
+    "web_mem": ("3g", lambda args: args.spec.head.memory, 3 * GI),
+    "service_type": ("LoadBalancer", lambda args: args.spec.expose.type, "LoadBalancer"),
+    "timeout": (60, lambda args: args.timeout, 60.0),
+    "namespace": ("team", lambda args: args.namespace, "team"),
+    "extra_volumes": ([VOLUME], lambda args: "/data" in volumes(args), True),
+    "pre_stop_command": ("sync", lambda args: main(args, WORKER).get("lifecycle"),
+                         {"preStop": {"exec": {"command": ["sh", "-c", "sync"]}}}),
+    "log_when_fail": (True, lambda args: args.log_when_fail, True),
+    "extra_env": ({"A": 1}, env, ("1", "1")),
+    "extra_labels": ({"team": "a"}, labels, ("a", "a")),
+    "extra_modules": (["m"], modules, (["m"], ["m"])),
+    "worker_extra_env": ({"A": 1}, env, (None, "1")),
+    "worker_extra_labels": ({"team": "a"}, labels, (None, "a")),
+    "worker_extra_modules": (["m"], modules, ([], ["m"])),
+    **{f"{role}_extra_env": ({"A": 1}, env, ("1", None)) for role in ("scheduler", "web")},
+    **{f"{role}_extra_labels": ({"team": "a"}, labels, ("a", None)) for role in ("scheduler", "web")},
+    **{f"{role}_extra_modules": (["m"], modules, (["m"], [])) for role in ("scheduler", "web")},
+}  # fmt: skip
+EFFECTS |= {name.replace("scheduler_", "supervisor_"): each for name, each in EFFECTS.items()}
+REFUSED = {"cluster_cls": "cluster_cls is not supported"} | {
+    f"{role}_num": f"{role}_num is 2, but a cluster has exactly one: " for role in ("scheduler", "supervisor", "web")
+}
+ALL_NAMES = sorted({*NEW_CLUSTER, *(name for names in KWARGS.values() for name in names.split())})
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_NAMES if name not in ("kube_api_client", "kwargs")])
+def test_each_argument_of_each_version_works_or_says_why_not(name: str) -> None:
+    """tests/unit/compat/test_mars_api_client.py has kube_api_client."""
+    if name in REFUSED:
+        with pytest.raises(UsageError) as refused:
+            resolve_with(name, 2)
+        assert refused.value.message.startswith(REFUSED[name]) and refused.value.hint
+    elif name in EFFECTS:
+        value, arrives, expected = EFFECTS[name]
+        assert arrives(resolve()) != expected and arrives(resolve_with(name, value)) == expected
+    else:
+        with pytest.warns(UserWarning, match=f"^new_cluster: {name} has no effect: "):
+            resolve_with(name, 2)
+
+
+@pytest.mark.parametrize("name", ["cpu", "mem", "extra_env", "extra_labels", "extra_modules"])
+def test_errors_have_the_name_that_the_caller_used(name: str) -> None:
+    for role in ("scheduler", "supervisor"):
+        with pytest.raises(UsageError, match=f"^{role}_{name}: "):
+            resolve_with(f"{role}_{name}", 1j)
+
 
 def test_defaults() -> None:
     args = resolve()

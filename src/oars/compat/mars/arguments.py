@@ -67,6 +67,23 @@ class Arguments:
         return self.spec.namespace.create
 
 
+class _Given(dict[str, Any]):
+    """All arguments by their names in 0.6."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._written: dict[str, str] = {}
+
+    def take(self, name: str, older: str, value: Any) -> None:
+        """`name`: today's, which the caller used."""
+        self[older] = value
+        self._written[older] = name
+
+    def written(self, name: str) -> str:
+        """The name that the caller used."""
+        return self._written.get(name, name)
+
+
 def resolve(
     given: Mapping[str, Any], more: Mapping[str, Any], find_distribution: Callable[[str | None], str]
 ) -> Arguments:
@@ -77,7 +94,7 @@ def resolve(
         raise UsageError("cluster_cls is not supported: Oars has one class for clusters.", "Omit it.")
     for name, reason in NO_EFFECT.items():
         if args[name] is not None:
-            warnings.warn(f"new_cluster: {name} has no effect: {reason}.", UserWarning, stacklevel=4)
+            warnings.warn(f"new_cluster: {args.written(name)} has no effect: {reason}.", UserWarning, stacklevel=3)
     distribution = find_distribution(args["distribution"])
     _check_one(args, "scheduler_num", ONE_SUPERVISOR.format(distribution=distribution))
     _check_one(args, "web_num", ONE_WEB.format(distribution=distribution))
@@ -93,7 +110,7 @@ def resolve(
         "engine": "mars",
         "place": "kubernetes",
         "image": args["image"],
-        "env": _texts("extra_env", args["extra_env"]),
+        "env": _texts(args, "extra_env"),
         "head": _head(args),
         "workers": [{"replicas": workers, **_worker(args)}],
         "minReady": ready,
@@ -124,9 +141,8 @@ def warn_of_default_image(distribution: str, python: str) -> None:
         )
 
 
-def _with_further(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments by their names in 0.6."""
-    args = {**dict.fromkeys(FURTHER), "create_namespace": True, **given}
+def _with_further(given: Mapping[str, Any], more: Mapping[str, Any]) -> _Given:
+    args = _Given({**dict.fromkeys(FURTHER), "create_namespace": True, **given})
     # Today's names last: they are compared with the older ones.
     for name in sorted(more, key=lambda each: each.startswith("supervisor_")):
         value = more[name]
@@ -141,13 +157,15 @@ def _with_further(given: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str
             default = 1 if older == "scheduler_num" else None
             if args[older] not in (default, value):
                 raise UsageError(f"{name} and {older} are the same argument, with two values.", f"Omit {older}.")
-        args[older] = value
+        args.take(name, older, value)
     return args
 
 
-def _check_one(args: Mapping[str, Any], name: str, reason: str) -> None:
-    if count(name, args[name]) != 1:
-        raise SpecError(f"{name} is {args[name]}, but a cluster has exactly one: {reason}.", f"Set {name} to 1.")
+def _check_one(args: _Given, name: str, reason: str) -> None:
+    written = args.written(name)
+    if count(written, args[name]) != 1:
+        message = f"{written} is {args[name]}, but a cluster has exactly one: {reason}."
+        raise SpecError(message, f"Set {written} to 1.")
 
 
 def count(name: str, value: Any) -> int:
@@ -164,7 +182,7 @@ def seconds(name: str, value: Any) -> float:
         raise SpecError(f"{name}: {error}.") from error
 
 
-def _namespace(args: Mapping[str, Any], generated: str) -> str | None:
+def _namespace(args: _Given, generated: str) -> str | None:
     if args["namespace"] is None:
         return generated if args["create_namespace"] else None
     try:
@@ -186,13 +204,13 @@ def _service_type(value: Any) -> str:
 # Pods.
 
 
-def _head(args: Mapping[str, Any]) -> dict[str, Any]:
+def _head(args: _Given) -> dict[str, Any]:
     """The scheduler's pod. It has the web service, too, so it gets what both are given."""
-    cpus = [_cpu(name, args[name]) for name in ("scheduler_cpu", "web_cpu") if args[name] is not None]
-    sizes = [size(name, args[name]) for name in ("scheduler_mem", "web_mem") if args[name] is not None]
+    cpus = [_cpu(args.written(name), args[name]) for name in ("scheduler_cpu", "web_cpu") if args[name] is not None]
+    sizes = [size(args.written(name), args[name]) for name in ("scheduler_mem", "web_mem") if args[name] is not None]
     env = {
-        **_texts("web_extra_env", args["web_extra_env"]),
-        **_texts("scheduler_extra_env", args["scheduler_extra_env"]),
+        **_texts(args, "web_extra_env"),
+        **_texts(args, "scheduler_extra_env"),
     }
     found: dict[str, Any] = {"burst": True, "env": env, "pod": _pod(args, "head", ("web", "scheduler"))}
     if cpus:
@@ -202,18 +220,18 @@ def _head(args: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _worker(args: Mapping[str, Any]) -> dict[str, Any]:
+def _worker(args: _Given) -> dict[str, Any]:
     """Processors are limited only together with the memory, as in the original."""
     found: dict[str, Any] = {"burst": args["worker_mem"] is None}
     if args["worker_cpu"] is not None:
         found["cpu"] = _cpu("worker_cpu", args["worker_cpu"])
     if args["worker_mem"] is not None:
         found["memory"] = size("worker_mem", args["worker_mem"])
-    env = _texts("worker_extra_env", args["worker_extra_env"])
+    env = _texts(args, "worker_extra_env")
     return {**found, **_memory_tuning(args), "env": env, "pod": _pod(args, "worker", ("worker",))}
 
 
-def _memory_tuning(args: Mapping[str, Any]) -> dict[str, Any]:
+def _memory_tuning(args: _Given) -> dict[str, Any]:
     """Where workers spill, and how much shared memory they have."""
     paths, fields = _listed("worker_spill_paths", args["worker_spill_paths"]), dict[str, Any]()
     for path in paths:
@@ -226,11 +244,11 @@ def _memory_tuning(args: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _pod(args: Mapping[str, Any], container: str, roles: Iterable[str]) -> dict[str, Any]:
+def _pod(args: _Given, container: str, roles: Iterable[str]) -> dict[str, Any]:
     """What Oars merges over its own pod template."""
-    labels = _texts("extra_labels", args["extra_labels"])
+    labels = _texts(args, "extra_labels")
     for role in roles:
-        labels |= _texts(f"{role}_extra_labels", args[f"{role}_extra_labels"])
+        labels |= _texts(args, f"{role}_extra_labels")
     spec: dict[str, Any] = {}
     if args["create_namespace"]:
         spec["automountServiceAccountToken"] = True  # the role of the namespace lets members read its pods
@@ -261,10 +279,10 @@ def _volume(given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def _modules(args: Mapping[str, Any]) -> dict[str, Any]:
+def _modules(args: _Given) -> dict[str, Any]:
     """Modules that members import when they start."""
-    common = _words("extra_modules", args["extra_modules"])
-    of_role = {role: _words(f"{role}_extra_modules", args[f"{role}_extra_modules"]) for role in ROLES}
+    common = _words(args, "extra_modules")
+    of_role = {role: _words(args, f"{role}_extra_modules") for role in ROLES}
     head = dict.fromkeys([*common, *of_role["scheduler"], *of_role["web"]])
     worker = dict.fromkeys([*common, *of_role["worker"]])
     if not head and not worker:
@@ -272,7 +290,8 @@ def _modules(args: Mapping[str, Any]) -> dict[str, Any]:
     return {"config": {"third_party_modules": {"supervisor": list(head), "worker": list(worker)}}}
 
 
-def _words(name: str, value: Any) -> list[str]:
+def _words(args: _Given, name: str) -> list[str]:
+    value, name = args[name], args.written(name)
     words = value.split(",") if isinstance(value, str) else _listed(name, value)
     if not all(isinstance(word, str) for word in words):
         raise SpecError(f"{name}: {value!r} is not a list of modules.", "Use names such as ['my_package'].")
@@ -286,11 +305,12 @@ def _listed(name: str, value: Any) -> list[Any]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
-def _texts(name: str, value: Any) -> dict[str, str]:
+def _texts(args: _Given, name: str) -> dict[str, str]:
+    value = args[name]
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise SpecError(f"{name}: {value!r} is not a dict.", "Use names and values such as {'NAME': 'value'}.")
+        raise SpecError(f"{args.written(name)}: {value!r} is not a dict.", "Use names and values such as {'A': '1'}.")
     return {str(key): str(text) for key, text in value.items()}
 
 
