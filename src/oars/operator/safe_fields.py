@@ -168,7 +168,8 @@ class Area:
         return f"{block}.{self.field}" if self.field else block
 
 
-# `clients` needs no right at all: it only narrows who reaches the head. `metrics` opens ports, as types of Services do.
+# `clients` needs no right at all: it only narrows who reaches the head, and no pod gets these labels. `metrics` opens
+# ports, as types of Services do.
 _INGRESS_FIELDS = ("host", "ingressClass", "tlsSecret", "clients")
 AREAS = (
     Area("head", "head", "pod", pod(HEAD), DEPLOYMENTS),

@@ -316,7 +316,7 @@ class Expose(Part):
     clients: dict[str, str] = Field(
         default_factory=dict,
         description="Labels that a pod of the namespace needs to reach the head. Default: none, so all of them reach "
-        "it. Pods of other namespaces do not, unless the Service is external.",
+        "it. Drivers of jobs need none. Pods of other namespaces do not reach it, unless the Service is external.",
     )
     metrics: dict[str, str] = Field(
         default_factory=dict,

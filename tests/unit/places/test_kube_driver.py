@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from oars import engines
+from oars.exposure import Exposure
+from oars.model import Desired
 from oars.places.kube import names
 from oars.places.kube.render import driver
 from oars.places.kube.render.defaults import DEFAULTS
@@ -24,13 +26,20 @@ from oars.plan.jobs import JobPolicy
 from oars.spec import load
 from oars.spec.job import JobSpec
 from oars.spec.job_status import Attempt, JobState, JobStatus, Outcome
+from tests.unit.places.test_kube_network import ports_for, served
 
 OWNER = {"apiVersion": "oars.dev/v1alpha1", "kind": "ComputeJob", "name": "train", "uid": "u"}
 
 
-def rendered(engine: str = "dask", seconds: float | None = None, **fields: Any) -> dict[str, Any]:
-    cluster = load.build({"engine": engine, "place": "kubernetes", "image": "i:1"}).spec
-    desired = build("train-2", cluster, engines.get(engine), DEFAULTS, namespace="team")
+def cluster_of(engine: str, **fields: Any) -> Desired:
+    cluster = load.build({"engine": engine, "place": "kubernetes", "image": "i:1", **fields}).spec
+    return build("train-2", cluster, engines.get(engine), DEFAULTS, namespace="team")
+
+
+def rendered(
+    engine: str = "dask", seconds: float | None = None, expose: dict[str, Any] | None = None, **fields: Any
+) -> dict[str, Any]:
+    desired = cluster_of(engine, expose=expose or {})
     spec = JobSpec.model_validate({"cluster": {"engine": engine}, "entrypoint": ["python", "x.py", "$(A)"], **fields})
     return driver_job(Attempted("train", OWNER, 2, desired, seconds), spec)
 
@@ -52,6 +61,20 @@ def test_driver_runs_once_in_the_clusters_image_and_finds_it(engine: str) -> Non
     labels = spec["template"]["metadata"]["labels"]
     assert labels[names.JOB] == "train"
     assert names.CLUSTER not in labels, "it must not become a member"
+
+
+def test_driver_has_no_labels_of_the_author_and_reaches_the_cluster() -> None:
+    """Services, policies and webhooks of others select pods by their labels."""
+    job = rendered(expose={"clients": {"app": "shop", names.CLUSTER: "other"}})
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert labels == {
+        "app.kubernetes.io/managed-by": "oars", names.JOB: "train", names.ATTEMPT: "2", names.DRIVER_OF: "train-2",
+    }  # fmt: skip
+    desired = replace(cluster_of("dask", expose={"clients": {"app": "shop"}}), mode="operator")
+    assert ports_for(desired, labels, "team") == served(desired)
+    assert ports_for(desired, labels, "elsewhere") == set()
+    assert ports_for(replace(desired, name="other"), labels, "team") == set()
+    assert ports_for(replace(desired, expose=Exposure()), labels, "team") == served(desired)
 
 
 def test_options_of_the_driver() -> None:

@@ -48,6 +48,7 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 JOB = "oars.dev/job"  # label of a job's objects: its name
 ATTEMPT = "oars.dev/attempt"  # label of a driver's Job and pod: its number
+DRIVER_OF = "oars.dev/driver-of"  # label of a driver's pod: the cluster that it uses, whose NetworkPolicy admits it
 JOB_UID = "oars.dev/job-uid"  # annotation of a driver's pod: uid of its ComputeJob
 SCHEDULE = "oars.dev/schedule"  # label of a run of a schedule: name of the ComputeJob that has it
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"  # label of a ComputeJob: a LocalQueue of Kueue

@@ -137,7 +137,7 @@ def _pod(attempt: Attempted, spec: JobSpec, labels: Mapping[str, str]) -> Object
     )
     rendered = template(cluster, group)
     annotations = {names.JOB_UID: attempt.owner["uid"]}
-    rendered["metadata"] = {"labels": {**labels, **cluster.expose.clients}, "annotations": annotations}
+    rendered["metadata"] = {"labels": {**labels, names.DRIVER_OF: cluster.name}, "annotations": annotations}
     pod, container = rendered["spec"], rendered["spec"]["containers"][0]
     container["command"] = [_literal(word) for word in command]
     container["env"] += [{"name": name, "value": _literal(text)} for name, text in env.items()]

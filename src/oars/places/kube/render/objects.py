@@ -152,13 +152,13 @@ def disruption_budgets(desired: Desired) -> list[Object]:
 
 def network_policy(desired: Desired) -> Object:
     """The NetworkPolicy. Members reach each other on all ports. Pods of the namespace that have the labels of
-    `expose.clients`, and the operator, reach the head's ports for clients. Other sources reach only what is exposed:
-    all of these ports if the Service is external, the dashboard if there is an Ingress, the metrics of all members from
-    namespaces with the labels of `expose.metrics`."""
+    `expose.clients`, the drivers of its jobs and the operator reach the head's ports for clients. Other sources reach
+    only what is exposed: all of these ports if the Service is external, the dashboard if there is an Ingress, the
+    metrics of all members from namespaces with the labels of `expose.metrics`."""
     expose = desired.expose
     served = _open(*(port.default for port in client_ports(desired.shape)))
     if expose.type == "ClusterIP":
-        served["from"] = [_clients(desired), *_operator(desired)]
+        served["from"] = [_clients(desired), *_drivers(desired), *_operator(desired)]
     rules: list[Object] = [{"from": [{"podSelector": {"matchLabels": {names.CLUSTER: desired.name}}}]}, served]
     if expose.host:
         rules.append(_open(_dashboard_port(desired)))
@@ -179,6 +179,13 @@ def _clients(desired: Desired) -> Object:
     """The pods of the namespace that may use the cluster."""
     labels = dict(desired.expose.clients)
     return {"podSelector": {"matchLabels": labels} if labels else {}}
+
+
+def _drivers(desired: Desired) -> list[Object]:
+    """The drivers of the cluster's jobs, which do not have the labels of `expose.clients`: an author of a cluster may
+    not choose the labels of pods."""
+    labels = {names.DRIVER_OF: desired.name}
+    return [{"podSelector": {"matchLabels": labels}}] if desired.expose.clients else []
 
 
 def _operator(desired: Desired) -> list[Object]:
