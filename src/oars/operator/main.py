@@ -22,7 +22,7 @@ from oars.kube import config
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
 from oars.kube.informer import stop_all
-from oars.kube.kinds import CRD, EVENT, LEASE
+from oars.kube.kinds import CRD, LEASE
 from oars.kube.lease import Elector
 from oars.model import Pause
 from oars.operator import MARS_JOB, NAME, NAMESPACE, RunOptions, marsjob
@@ -33,6 +33,7 @@ from oars.operator.reconciler import ClusterReconciler
 from oars.operator.resources import RESOURCE_KINDS, Key, ResourceKind
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_JOB
+from oars.places.kube.state.events import event
 from oars.places.kube.state.root import now
 
 JOBS_SECONDS = 10.0  # between two looks for the kind ComputeJob
@@ -182,27 +183,12 @@ class Operator:
 
     async def _announce(self) -> None:
         """Create an Event about the new leader, as Kubernetes' own controllers do. A refused Event changes nothing."""
-        namespace, moment = self._options.lease_namespace or NAMESPACE, now()
-        event = {
-            "apiVersion": EVENT.api_version,
-            "kind": EVENT.kind,
-            "metadata": {"generateName": f"{NAME}.", "namespace": namespace},
-            "involvedObject": {
-                "apiVersion": LEASE.api_version,
-                "kind": LEASE.kind,
-                "namespace": namespace,
-                "name": NAME,
-            },
-            "type": "Normal",
-            "reason": "LeaderElection",
-            "message": f"{self._elector.identity} became leader",
-            "source": {"component": NAME},
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
-            "count": 1,
-        }
+        namespace = self._options.lease_namespace or NAMESPACE
+        about = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "name": NAME, "namespace": namespace}
+        message = f"{self._elector.identity} became leader"
+        made = event(about, "LeaderElection", message, event_type="Normal", source=NAME, moment=now())
         try:
-            await self._client.create(event)
+            await self._client.create(made)
         except OarsError as error:
             log.warning(pairs("event refused", lease=NAME, error=error.message))
 

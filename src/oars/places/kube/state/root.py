@@ -15,12 +15,13 @@ from oars.base.errors import OarsError, Replaced
 from oars.base.log import get_logger, pairs
 from oars.kube.client import Client
 from oars.kube.errors import ApiError, is_not_found
-from oars.kube.kinds import CONFIG_MAP, EVENT, Kind, Object
+from oars.kube.kinds import CONFIG_MAP, Kind, Object
 from oars.kube.merge_patch import merge_patch
 from oars.model import Cause, LoopState
 from oars.places.intent import Intent
 from oars.places.kube import names
 from oars.places.kube.state.bounds import bounded_report, bounded_state, is_progress
+from oars.places.kube.state.events import event
 from oars.places.kube.state.observe import timestamp
 from oars.places.kube.state.status_codec import StatusCodec, causes_that_matter
 from oars.places.report import Report
@@ -208,23 +209,13 @@ class ResourceRoot:
             await self._create_event("Normal", cause)
 
     async def _create_event(self, event_type: str, cause: Cause) -> None:
-        metadata, moment = self.resource["metadata"], now()
-        involved = {key: self.owner[key] for key in ("apiVersion", "kind", "name", "uid")}
-        event = {
-            "apiVersion": "v1",
-            "kind": EVENT.kind,
-            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-            "involvedObject": {**involved, "namespace": metadata["namespace"]},
-            "type": event_type,
-            "reason": cause.reason,
-            "message": f"{cause.message} {cause.hint}".strip()[:1000],
-            "source": {"component": "oars"},
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
-            "count": 1,
-        }
+        metadata = self.resource["metadata"]
+        about = {key: self.owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+        about["namespace"] = metadata["namespace"]
+        message = f"{cause.message} {cause.hint}".strip()[:1000]
+        made = event(about, cause.reason, message, event_type=event_type, source="oars", moment=now())
         try:
-            await self._client.create(event)
+            await self._client.create(made)
         except ApiError as error:
             log.warning(pairs("event refused", cluster=metadata["name"], error=error.message))
 
