@@ -20,7 +20,7 @@ from oars.base.errors import NotFound, OarsError
 from oars.base.files import write_private
 from oars.places.local.host import Host, Residence, booted_at, residence, this_host
 from oars.places.local.process import Identity
-from oars.places.local.store import REMOVED, is_locked
+from oars.places.local.store import is_locked, remove_directory
 from oars.places.process.ledger import locked, write_json
 from oars.spec.job_status import JobStatus
 
@@ -171,10 +171,7 @@ class JobDir:
         return AttemptDir(self.path / "attempts" / str(n))
 
     def remove(self) -> None:
-        removed = self.path.parent.parent / f"{REMOVED}{self.name}-{secrets.token_hex(4)}"
-        with suppress(FileNotFoundError):
-            self.path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        remove_directory(self.path)
         _remove_unused_files(self.path.parent.parent)
 
 

@@ -98,6 +98,15 @@ def tag(mark: str, start: object) -> str:
     return f"{mark[:8]}-{start}"
 
 
+def remove_directory(path: Path) -> None:
+    """Remove the directory of a cluster or job. It is renamed first, so that an interrupted removal does not block the
+    name (see Store.remove_leftovers)."""
+    removed = path.parent.parent / f"{REMOVED}{path.name}-{secrets.token_hex(4)}"
+    with suppress(FileNotFoundError):
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
 @lru_cache(maxsize=16)
 def _decoded(text: str) -> ClusterRecord:
     """A client reads the record of its cluster many times while it waits, and decoding it takes a millisecond."""
@@ -195,14 +204,9 @@ class ClusterDir:
         return self.logs / f"{member}.log"
 
     def remove(self) -> None:
-        """Remove the directory, unless another cluster has taken the name. It is renamed first, so that a removal that
-        is interrupted does not block the name (see Store.remove_leftovers)."""
-        if self.record_file.exists() and not self.exists:
-            return
-        removed = self.path.parent.parent / f"{REMOVED}{self.name}-{secrets.token_hex(4)}"
-        with suppress(FileNotFoundError):
-            self.path.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        """Remove the directory, unless another cluster has taken the name."""
+        if self.exists or not self.record_file.exists():
+            remove_directory(self.path)
 
 
 class Store:
