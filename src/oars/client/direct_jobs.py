@@ -3,7 +3,7 @@ that is tied to this process, and a batch/v1 Job as the driver.
 
 Everything of an attempt belongs to the root of its cluster. If this process dies, the helper next to the head deletes
 the root after `lifetime.orphaned`, and Kubernetes the rest. The status of the job is in the memory of this process;
-other clients read a copy of it, the record."""
+other clients read a copy of it, the record, whose creation decides which of several commands runs the job."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from oars.client import pod_logs
 from oars.client.backend import CreateOptions, LogOptions, ignore
 from oars.client.handles import is_ready
 from oars.client.job_files import send_files
-from oars.client.job_record import DirectRecord, RecordWriter
+from oars.client.job_record import DirectRecord, NameTaken, RecordWriter
 from oars.client.jobs import JobInfo, PolledJob
 from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.control.jobs import reconcile_job
 from oars.control.runner import Runner
-from oars.kube.errors import ApiError, is_conflict, is_not_found
+from oars.kube.errors import ApiError, is_conflict, is_not_found, is_permanent
 from oars.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
 from oars.model import HEAD, Pause
 from oars.places.kube import names
@@ -112,8 +112,12 @@ async def free_driver_name(client: Client, job: str, n: int, namespace: str) -> 
         if see_driver(pods, found, Attempt(n, "", 0.0), time.time()).state in _ENDED:
             await client.delete(JOB, metadata["name"], namespace, uid=metadata["uid"])
             return
-    name = metadata["name"]
-    raise OarsError(
+    raise _driver_name_taken(job, n, namespace)
+
+
+def _driver_name_taken(job: str, n: int, namespace: str) -> OarsError:
+    name = driver_name(job, n)
+    return OarsError(
         f"Job {name!r} exists already in namespace {namespace!r}, and job {job!r} needs that name for its driver.",
         f"Choose another name, or run `kubectl describe job {name} -n {namespace}` to see what it is.",
     )
@@ -215,6 +219,8 @@ class DirectJob(PolledJob):
         self._made: set[str] = set()  # the clusters that this job created
         self._mark = secrets.token_hex(8)  # annotation of the clusters and drivers of this job
         self._record = RecordWriter(name, backend.namespace, self._mark)
+        self._has_claimed = False  # the name, or its record was refused
+        self._refusal: NameTaken | None = None  # another command runs a job of the name
         self._closed: set[int] = set()  # attempts whose driver was not started and cannot start any more
         self._failure = ""  # why the cluster of the present attempt cannot be created
         self._outputs: dict[int, Output] = {}
@@ -223,6 +229,8 @@ class DirectJob(PolledJob):
     # see jobs.AttachedJob
 
     async def attach(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         loop = asyncio.get_running_loop()
         if self._running is not None and self._running[0] is loop and not self._running[1].cancelled():
             if self._running[1].done():
@@ -294,6 +302,8 @@ class DirectJob(PolledJob):
 
     async def reconcile(self, key: str) -> Pause | None:
         await self._backend.login()
+        if not self._has_claimed and not await self._claim():
+            return None
         request = JobRequest(cancel=self._is_cancelled)
         with denied_with_rule():
             self._status, pause = await reconcile_job(key, self._policy, request, self._status, self, time.time)
@@ -306,15 +316,33 @@ class DirectJob(PolledJob):
         self._status = with_failed_pass(self._status, error, "the output of this command")
         await self._write_record()
 
+    async def _claim(self) -> bool:
+        """Create the record before anything else. False: of several commands that start a job of this name at the same
+        time, another one has. A job whose record is refused for good runs without it."""
+        try:
+            await self._store_record()
+        except NameTaken as error:
+            self._refusal = error
+            return False
+        except ApiError as error:
+            if not (is_permanent(error) or is_not_found(error)):  # the latter: there is no such namespace
+                raise
+            log.warning(pairs("record not written", job=self.name, error=error.message))
+        self._has_claimed = True
+        return True
+
     async def _write_record(self) -> None:
         """A job that other clients cannot see runs nevertheless."""
-        record = DirectRecord(self._status, self._created, self._spec.deadline)
         try:
-            if await self._record.write(self._backend.client, record) and not self._is_cancelled:
-                self._is_cancelled = True
-                self._runner.wake(self.name)
+            await self._store_record()
         except OarsError as error:
             log.warning(pairs("record not written", job=self.name, error=error.message))
+
+    async def _store_record(self) -> None:
+        record = DirectRecord(self._status, self._created, self._spec.deadline)
+        if await self._record.write(self._backend.client, record) and not self._is_cancelled:
+            self._is_cancelled = True
+            self._runner.wake(self.name)
 
     # see control.jobs.JobPlace
 
@@ -458,6 +486,8 @@ class DirectJob(PolledJob):
         found = await self._job(n)
         if found is not None and self._is_ours(found):
             return found
+        if not self._record.is_held:  # so it may be the driver of another command
+            raise _driver_name_taken(self.name, n, self.namespace)
         await free_driver_name(self._backend.client, self.name, n, self.namespace)
         return await self._backend.client.create(job)
 

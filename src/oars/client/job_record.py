@@ -1,5 +1,6 @@
 """The record of a job without an operator: a ConfigMap. The command that runs the job writes it, so that other clients
-can list, follow and cancel the job while the command runs, and read its last state afterwards."""
+can list, follow and cancel the job while the command runs, and read its last state afterwards. It is the lock of the
+name, too: the command creates it before anything else."""
 
 from __future__ import annotations
 
@@ -32,6 +33,10 @@ GONE = (
 )
 
 
+class NameTaken(OarsError):
+    """A job of that name runs."""
+
+
 @dataclass(frozen=True)
 class DirectRecord:
     """What other clients know of a job. Times in seconds since the epoch."""
@@ -51,9 +56,14 @@ class RecordWriter:
         self._written: DirectRecord | None = None
         self._renewed = 0.0
 
+    @property
+    def is_held(self) -> bool:
+        """True if the record was created: no other command runs a job of the name."""
+        return bool(self._uid)
+
     async def write(self, client: Client, record: DirectRecord) -> bool:
         """Store the record if it has changed or is due for a renewal. True: another client has cancelled the job or
-        removed its record."""
+        removed its record. Raises NameTaken if another command runs a job of the name."""
         now = time.time()
         if not self._uid:
             found: Object | None = await self._create(client, self._body(record, now))
@@ -86,7 +96,7 @@ class RecordWriter:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
     async def _create(self, client: Client, body: Object) -> Object:
-        """Create the record, in place of that of an earlier job of the name. Raises OarsError if such a job runs."""
+        """Create the record, in place of that of an earlier job of the name. Raises NameTaken if such a job runs."""
         await remove_old(client, self._namespace)
         try:
             return await client.create(body)
@@ -136,13 +146,13 @@ def is_record(config_map: Object) -> bool:
 
 
 async def free_record(client: Client, job: str, namespace: str) -> None:
-    """Delete the record of an earlier job of that name. Raises OarsError if that job runs."""
+    """Delete the record of an earlier job of that name. Raises NameTaken if that job runs."""
     found = await find_record(client, job, namespace)
     if found is None:
         return
     if not is_over(record_info(found, time.time()).status):
         hint = f"Choose another name, or run `oars jobs rm {job} -n {namespace}`."
-        raise OarsError(f"Job {job!r} exists already in namespace {namespace!r}.", hint)
+        raise NameTaken(f"Job {job!r} exists already in namespace {namespace!r}.", hint)
     await client.delete(CONFIG_MAP, found["metadata"]["name"], namespace, uid=found["metadata"]["uid"])
 
 

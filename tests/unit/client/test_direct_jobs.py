@@ -450,6 +450,71 @@ def test_job_of_the_same_name_is_refused_while_the_first_runs(world: World) -> N
     assert run(run_driver(world, first)).state is JobState.SUCCEEDED
 
 
+@pytest.mark.parametrize("fields", [{}, {"cluster": {"name": "demo"}}])
+def test_one_of_two_commands_that_start_a_job_of_a_name_at_once_runs_it(world: World, fields: dict[str, Any]) -> None:
+    put_demo(world)
+    spec = JobSpec.model_validate({**SPEC, **fields})
+
+    async def work() -> list[Any]:
+        two = [await jobs_of(world).submit("train", spec, None) for _ in range(2)]
+        ends = [asyncio.create_task(to_the_end(cast(DirectJob, each))) for each in two]
+        while ("pods", "train-1-pod") not in world.objects:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        world.end("train-1-pod", 0)
+        return await asyncio.gather(*ends, return_exceptions=True)
+
+    status, refusal = sorted(run(work()), key=lambda each: isinstance(each, Exception))
+    assert status.state is JobState.SUCCEEDED
+    assert str(refusal).startswith("Job 'train' exists already in namespace 'team'.")
+    assert world.kinds("jobs") == ["train-1"] and world.roots() == [names.root("demo")]
+
+
+def test_refused_job_stays_refused_and_has_nothing_to_close(world: World) -> None:
+    put_demo(world)
+    first, second = submitted(world), submitted(world)
+    run(until_running(first))
+
+    async def refused(work: Any) -> None:
+        with pytest.raises(OarsError, match="exists already"):
+            await work
+
+    run(refused(to_the_end(second)))
+    assert run(run_driver(world, first)).state is JobState.SUCCEEDED
+    run(second.close())
+    run(refused(second.info()))
+
+
+def test_driver_of_another_command_stays_while_no_record_can_be_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = world.create
+
+    async def without_records(obj: Object) -> Object:
+        if obj["metadata"]["name"] == names.job_record("train"):
+            raise ApiError(403, {"message": "no"})
+        return await create(obj)
+
+    put_demo(world)
+    monkeypatch.setattr(world, "create", without_records)
+    first, second = submitted(world), submitted(world)
+
+    async def work() -> JobStatus:
+        await until_running(first)
+        world.end("train-1-pod", 0)
+        ended = await to_the_end(first)
+        async for info in second.watch():
+            if "'train-1' exists already" in info.status.message:
+                break
+        await second.cancel()
+        assert (await to_the_end(second)).state is JobState.CANCELLED
+        return ended
+
+    assert run(work()).state is JobState.SUCCEEDED
+    assert world.objects["pods", "train-1-pod"]["status"]["phase"] == "Succeeded"
+
+
 def test_driver_of_a_later_attempt_of_an_earlier_job_is_replaced(world: World) -> None:
     earlier = job(world, retries=1)
 

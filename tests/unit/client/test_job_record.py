@@ -16,6 +16,7 @@ from oars.client.job import wait_final
 from oars.client.job_record import DATA, DirectRecord, record_info
 from oars.client.jobs import JobHandle
 from oars.client.kube_jobs import KubeJobs
+from oars.kube.errors import ApiError
 from oars.kube.kinds import CONFIG_MAP, Object
 from oars.places.kube import names
 from oars.places.kube.state.renewal import renewal
@@ -189,7 +190,7 @@ def test_job_runs_though_its_record_cannot_be_written(world: World, monkeypatch:
 
     async def refused(obj: Object) -> Object:
         if obj["kind"] == CONFIG_MAP.kind and obj["metadata"]["name"] == RECORD:
-            raise OarsError("refused")
+            raise ApiError(403, {"message": "refused"})
         return await create(obj)
 
     monkeypatch.setattr(world, "create", refused)
