@@ -9,7 +9,7 @@ from oars.kube.kinds import EVENT, Object
 
 
 def event(about: Mapping[str, Any], reason: str, message: str, *, event_type: str, source: str, moment: str) -> Object:
-    """An Event: `about` has the apiVersion, kind, name and namespace of its object; `event_type` is Normal or Warning."""
+    """An Event. `about`: apiVersion, kind, name and namespace of its object. `event_type`: Normal or Warning."""
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
