@@ -173,6 +173,21 @@ print("again", ray.get(ray.remote(lambda: 7).remote(), timeout=60), flush=True)
             assert program.end() == 0
 
 
+def test_driver_ends_with_its_error_when_its_cluster_is_stopped(own_state: Path) -> None:
+    """Ray's excepthook reports the error to the head, and waits without limit for a head that is gone."""
+    source = """
+import oars
+ray = oars.connect()
+print("started", flush=True)
+ray.get(ray.remote(lambda: __import__("time").sleep(600)).remote())
+"""
+    with start("stopped", workers=1, ray={"dashboard": False}) as cluster, DriverProgram(cluster, source) as program:
+        program.expect("started")
+        cluster.stop()
+        program.expect("ClusterLost", 30)
+        assert program.end(30) == 1
+
+
 def test_one_process_can_use_two_clusters_with_different_tokens(own_state: Path) -> None:
     source = """
 import os, sys

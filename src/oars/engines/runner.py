@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -23,7 +24,9 @@ def run(payload: bytes, limit: float, pickler: str) -> bytes:
     for function, arguments, is_chunk in pickle.loads(payload):
         try:
             answers.append((True, dumps(_call(function, arguments, is_chunk))))
-        except BaseException as error:  # noqa: BLE001 (returned to the caller)
+        except BaseException as error:
+            if _is_of_sigterm(error):
+                raise
             answers.append((False, _describe(error, dumps)))
         if time.perf_counter() - start > limit:
             break
@@ -40,6 +43,12 @@ def _call(pickled: bytes, arguments: bytes, is_chunk: bool) -> Any:
         return [function(*args) for args in pickle.loads(arguments)]
     args, kwargs = pickle.loads(arguments)
     return function(*args, **kwargs)
+
+
+def _is_of_sigterm(error: BaseException) -> bool:
+    """True if the worker's handler of SIGTERM raised it: the worker ends, which is no result of the call."""
+    code = getattr(signal.getsignal(signal.SIGTERM), "__code__", None)
+    return any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _describe(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -323,6 +324,32 @@ def test_runner_needs_no_oars_on_the_worker() -> None:
     done = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, timeout=60, check=True)
     answers, seconds = unpack(done.stdout)
     assert [unpickle(answer) for answer in answers] == [(0, None), (1, None), (2, None)] and seconds < 10
+
+
+class TestExit:
+    """Ray ends workers with SIGTERM, and raises SystemExit in the call that runs."""
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> BaseException | None:
+        payload = pack([Pickled(cloudpickled(function), cloudpickled((arguments, {})))])
+        (answer,), _ = unpack(runner.run(payload, 10.0, "cloudpickle"))
+        return unpickle(answer)[1]
+
+    @pytest.fixture(autouse=True)
+    def terminated_worker(self) -> Iterator[None]:
+        def on_sigterm(*_: object) -> None:
+            sys.exit(1)
+
+        before = signal.signal(signal.SIGTERM, on_sigterm)
+        yield
+        signal.signal(signal.SIGTERM, before)
+
+    def test_call_that_exits_fails_with_its_exit_code(self) -> None:
+        error = self.run(sys.exit, 7)
+        assert isinstance(error, SystemExit) and error.code == 7
+
+    def test_call_of_a_terminated_worker_is_not_answered(self) -> None:
+        with pytest.raises(SystemExit):
+            self.run(signal.raise_signal, signal.SIGTERM)
 
 
 def test_callback_that_exits_does_not_end_the_executor(engine: FakeEngine) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,6 +71,10 @@ class Link:
             raise UsageError("This process is connected to another Ray cluster already.", hint)
         for name in GUARDED:
             self._changes.set(self.ray, name, self._guard(getattr(self.ray, name)))
+        worker = self.ray._private.worker
+        if sys.excepthook is worker.custom_excepthook:
+            # Ray's hook reports the error to the head before it prints it, and waits without limit for a lost head.
+            self._changes.set(sys, "excepthook", worker.normal_excepthook)
 
     def _init(self, access: Access) -> None:
         try:
@@ -162,15 +167,15 @@ class Link:
 
 
 class Changes:
-    """Changes to this process while it is connected; undo() reverts them."""
+    """Changes to this process while it is connected; undo() reverts them, except those that others changed again."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._attributes: list[tuple[Any, str, Any]] = []
+        self._attributes: list[tuple[Any, str, Any, Any]] = []  # owner, name, value before, value now
         self._variables: dict[str, str | None] = {}
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        self._attributes.append((owner, name, getattr(owner, name)))
+        self._attributes.append((owner, name, getattr(owner, name), value))
         setattr(owner, name, value)
 
     def set_environment(self, access: Access) -> None:
@@ -183,8 +188,9 @@ class Changes:
             self.set(self._ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
 
     def undo(self) -> None:
-        for owner, name, value in reversed(self._attributes):
-            setattr(owner, name, value)
+        for owner, name, before, now in reversed(self._attributes):
+            if getattr(owner, name) is now:
+                setattr(owner, name, before)
         self._apply(self._variables)
         self._attributes, self._variables = [], {}
 
