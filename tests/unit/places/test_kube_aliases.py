@@ -20,6 +20,7 @@ from oars.places.kube.state.owned_objects import OwnedObjects
 from tests.unit.places.clusters import cluster
 
 LABEL = "number"
+DIRECT_HEAD = Alias("demo-scheduler", HEAD, {"port": (7103, 7103)}, is_direct=True)
 
 
 def named(workers: int = 2) -> Desired:
@@ -50,6 +51,13 @@ def test_each_worker_has_a_service_that_stands_for_its_own_address() -> None:
     assert list(found) == ["demo-number-0", "demo-number-1", "demo-number-2"]
     assert [each["selector"][LABEL] for each in found.values()] == ["0", "1", "2"]
     assert all(each["clusterIP"] == "None" for each in found.values())
+
+
+def test_aliases_lead_to_ready_members_only() -> None:
+    """A member on a lost node stays in termination for ever, and would get connections."""
+    head, *_, worker = objects.alias_services(replace(named(), aliases=(DIRECT_HEAD, *named().aliases)))
+    assert (head["metadata"]["name"], worker["metadata"]["name"]) == ("demo-scheduler", "demo-number-1")
+    assert not any(each["spec"].get("publishNotReadyAddresses") for each in (head, worker))
 
 
 class Services:

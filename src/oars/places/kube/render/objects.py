@@ -117,7 +117,7 @@ def alias_services(desired: Desired) -> list[Object]:
                 ],
             }
             if alias.is_direct:
-                spec |= {"clusterIP": "None", "publishNotReadyAddresses": True}
+                spec["clusterIP"] = "None"
             body = cluster_object(desired, "v1", "Service", alias_name(alias, number), spec=spec)
             body["metadata"]["labels"] |= {**alias.labels, **chosen}
             found.append(body)
