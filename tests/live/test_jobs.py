@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,38 @@ def test_user_who_interrupts_at_a_terminal_is_asked_what_becomes_of_the_job(
     assert b"(l)eave it running or (c)ancel it?" in errors
     assert (b"oars jobs logs -f asked" in errors) is (answer == "l")
     assert status("asked")["state"] == state
+
+
+# The driver and the worker both import it; the Python that runs the tests cannot.
+SORT = """
+from distributed import Client
+import natsort
+
+def work():
+    import natsort
+    return natsort.__version__, natsort.natsorted(["10", "9"])
+
+if __name__ == "__main__":
+    with Client() as client:
+        print(natsort.__version__, *client.submit(work).result())
+"""
+
+
+def test_driver_and_workers_have_the_packages_of_the_job(work: Path) -> None:
+    assert find_spec("natsort") is None
+    cluster = {"engine": "dask", "workers": 1, "environment": {"packages": ["natsort==8.4.0"]}}
+    job = Job(script(work, SORT), cluster=cluster, name="packed")
+    assert job.result(240).state is JobState.SUCCEEDED, job.logs()
+    assert str(job.logs()).splitlines()[-1] == "8.4.0 8.4.0 ['9', '10']"
+    job.remove()
+
+
+def test_job_whose_packages_do_not_exist_is_not_submitted(work: Path) -> None:
+    options = ("--engine", "dask", "--package", "there-is-no-such-package==1", "--name", "bad")
+    done = oars("submit", *options, "--", "python", script(work, "print('started')"), code=1)
+    assert not done.stdout
+    assert "there is no package 'there-is-no-such-package' in the package index" in done.stderr
+    assert not oars("jobs", "ls", "--place", "local", "-o", "name").stdout
 
 
 def test_zombie_wrapper_does_not_run_a_second_driver(work: Path, own_state: Path) -> None:

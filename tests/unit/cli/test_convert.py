@@ -10,6 +10,7 @@ import yaml
 
 from oars.cli import errors
 from oars.cli.main import call
+from tests.compat.blocks import MARS_BY_HAND, page
 
 MANIFESTS = Path(__file__).parents[1] / "convert/manifests"
 
@@ -23,6 +24,45 @@ def test_converted_manifests_are_printed_and_the_rest_is_reported(capsys: pytest
     shown = capsys.readouterr()
     assert [each["kind"] for each in yaml.safe_load_all(shown.out)] == ["ComputeJob", "ConfigMap"]
     assert "not honoured: RayJob rayjob-demo: spec.runtimeEnvYAML.pip: " in shown.err
+
+
+def test_example_of_kubedls_document_is_converted_as_it_is_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its second block is an outline, with types instead of values: it is no YAML."""
+    example, outline = (code for language, code in page(MARS_BY_HAND) if language == "yaml")
+    file = tmp_path / "mars-test-demo.yaml"
+    file.write_text(example)
+    run("convert", str(file))
+    shown = capsys.readouterr()
+    made = yaml.safe_load(shown.out)
+    assert (made["kind"], made["metadata"]) == ("ComputeCluster", {"name": "mars-test-demo", "namespace": "default"})
+    spec, (group,) = made["spec"], made["spec"]["workers"]
+    assert (spec["image"], spec["replicas"], spec["expose"]) == ("mars-image", 2, {"host": "mars.domain.com"})
+    assert [(part["cpu"], part["memory"]) for part in (spec["head"], group)] == [(2, "2Gi")] * 2
+    assert [part["pod"]["metadata"]["labels"]["mars/service-type"] for part in (spec["head"], group)] == [
+        "marsscheduler",
+        "marsworker",
+    ]
+    roles = "not honoured: MarsJob mars-test-demo: spec.marsReplicaSpecs"
+    assert [line[: line.index(": ", len(roles))] for line in shown.err.splitlines()] == [
+        f"{roles}.{field}"
+        for field in (
+            "Scheduler.restartPolicy",
+            "WebService.restartPolicy",
+            "WebService.template",
+            "Worker.restartPolicy",
+        )
+    ]
+    run("render", "-q", "-f", str(file), "--secrets", "reference")
+    assert {each["kind"] for each in yaml.safe_load_all(capsys.readouterr().out)} >= {
+        "Deployment",
+        "Service",
+        "Ingress",
+    }
+    file.write_text(outline)
+    run("convert", str(file), code=2)
+    assert f"{file}:11:" in capsys.readouterr().err
 
 
 def test_output_formats(capsys: pytest.CaptureFixture[str]) -> None:
