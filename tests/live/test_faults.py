@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -421,71 +421,71 @@ class TestPrivacy:
         assert not [path for path in others if token.encode() in content(path)]
 
 
+@contextmanager
+def small_disk(tmp_path: Path, size: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file system of that size with the state directory."""
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(small)], check=True)
+    monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
+    try:
+        yield small
+    finally:
+        until(lambda: not processes(small / "state"))
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Write a file until the file system is full."""
+    with suppress(OSError), (disk / "filler").open("wb", 0) as filler:
+        while True:
+            filler.write(b"x" * 4096)
+    return disk / "filler"
+
+
 class TestDisk:
     @pytest.mark.parametrize("keeper", [True, False], ids=["keeper", "no keeper"])
     def test_cluster_can_be_stopped_on_a_full_disk(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeper: bool
     ) -> None:
-        small = tmp_path / "small"
-        small.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True)
-        try:
-            monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
+        with small_disk(tmp_path, "3m", monkeypatch) as small:
             directory = ClusterDir(small / "state/clusters/demo")
             with Cluster("toy", workers=1, name="demo", timeout="60s") as cluster:
                 first = keeper_pid(directory)
                 if not keeper:
                     kill(first)
                     until(lambda: process.start_of(first) is None)
-                with suppress(OSError), (small / "filler").open("wb", 0) as filler:
-                    while True:
-                        filler.write(b"x" * 4096)
+                fill(small)
                 cluster.stop()
                 assert not directory.path.exists() and not processes(small / "state")
-        finally:
-            until(lambda: not processes(small / "state"))
-            subprocess.run(["umount", str(small)], check=True)
 
     def test_disk_that_fills_up_is_reported_and_healing_goes_on_when_there_is_space(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        small = tmp_path / "small"
-        small.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True)
-        try:
-            monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
-            with Cluster("toy", workers=2, name="demo", timeout="60s") as cluster:
-                keeper, before = keeper_pid(ClusterDir(small / "state/clusters/demo")), pids(cluster)
-                with suppress(OSError), (small / "filler").open("wb", 0) as filler:
-                    while True:
-                        filler.write(b"x" * 4096)
-                kill(before["worker-0"])
-                until(lambda: "No space left" in cluster.status().message)
-                assert cluster.status().phase is not Phase.READY
-                (small / "filler").unlink()
-                cluster.wait(timeout="90s")
-                assert pids(cluster)["worker-0"] not in (None, before["worker-0"])
-                assert pids(cluster)["worker-1"] == before["worker-1"]
-                assert keeper_pid(ClusterDir(small / "state/clusters/demo")) == keeper, "it was not replaced"
-        finally:
-            until(lambda: not processes(small / "state"))
-            subprocess.run(["umount", str(small)], check=True)
+        with (
+            small_disk(tmp_path, "3m", monkeypatch) as small,
+            Cluster("toy", workers=2, name="demo", timeout="60s") as cluster,
+        ):
+            keeper, before = keeper_pid(ClusterDir(small / "state/clusters/demo")), pids(cluster)
+            filler = fill(small)
+            kill(before["worker-0"])
+            until(lambda: "No space left" in cluster.status().message)
+            assert cluster.status().phase is not Phase.READY
+            filler.unlink()
+            cluster.wait(timeout="90s")
+            assert pids(cluster)["worker-0"] not in (None, before["worker-0"])
+            assert pids(cluster)["worker-1"] == before["worker-1"]
+            assert keeper_pid(ClusterDir(small / "state/clusters/demo")) == keeper, "it was not replaced"
 
     def test_full_disk_is_reported_and_leaves_nothing_behind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        small = tmp_path / "small"
-        small.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(small)], check=True)
-        try:
-            monkeypatch.setenv("OARS_STATE_DIR", str(small / "state"))
+        with small_disk(tmp_path, "64k", monkeypatch) as small:
             (small / "filler").write_bytes(b"x" * 60 * 1024)
             with pytest.raises(OarsError, match="No space left on device") as caught:
                 Cluster("toy", workers=1, name="demo", timeout="20s")
             assert "Free some space" in caught.value.hint
             assert not list((small / "state").glob("clusters/*"))
-        finally:
-            subprocess.run(["umount", str(small)], check=True)
 
 
 def test_logs_of_one_and_all_members_can_be_followed(toy: Cluster) -> None:
