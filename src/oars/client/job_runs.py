@@ -49,13 +49,10 @@ class LocalRuns:
         )  # fmt: skip
         archive = self._dir.archive.read_bytes() if self._dir.archive.exists() else b""
         try:
-            directory = self._jobs.store.create(run, archive)
+            self._jobs.store.create(run, archive)
         except OarsError:
             if self._jobs.store.job(name).read().schedule != self._record.mark:
                 raise
-            directory = self._jobs.store.job(name)
-        if not directory.status_file.exists():
-            directory.write_status(JobStatus(engine=run.engine, cluster=(spec.get("cluster") or {}).get("name", "")))
         self._jobs.job(name).ensure_keeper()
 
     async def cancel(self, name: str) -> None:

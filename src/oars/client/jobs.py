@@ -255,8 +255,7 @@ class LocalJobs:
             engine=engine,
             environ={key: self.environ[key] for key in _DRIVER_VARIABLES if key in self.environ},
         )
-        directory = self.store.create(record, archive.data if archive is not None else b"")
-        directory.write_status(JobStatus(engine=engine, cluster=spec.cluster_name or ""))
+        self.store.create(record, archive.data if archive is not None else b"")
         handle = LocalJobHandle(self, name, record.mark)
         handle.ensure_keeper()
         return handle

@@ -17,6 +17,7 @@ from oars.places.local.host import this_host
 from oars.places.local.job_driver import KeptLog, run
 from oars.places.local.jobs import CLOSED, AttemptDir, JobDir, JobRecord, JobStore, LogReader
 from oars.places.local.process import Identity, identify
+from oars.spec.job_status import JobStatus
 
 SHOW = "import time, sys; print('started', flush=True); time.sleep(60)"
 
@@ -49,6 +50,14 @@ def test_equal_files_are_stored_once_until_the_last_job_is_removed(own_state: Pa
     assert second.archive.read_bytes() == b"same"
     second.remove()
     assert [path.read_bytes() for path in (own_state / "files").iterdir()] == [b"another"]
+
+
+@pytest.mark.parametrize("cluster", [{"name": "demo"}, {"engine": "dask"}])
+def test_job_has_its_first_status_as_soon_as_it_is_seen(own_state: Path, cluster: dict[str, str]) -> None:
+    """Otherwise a keeper that somebody's look at the job starts would not know the cluster of the job."""
+    store = JobStore(own_state)
+    store.create(JobRecord("train", {"cluster": cluster}, "m", 0.0, this_host(), "dask"), b"")
+    assert store.job("train").read_status() == JobStatus(engine="dask", cluster=cluster.get("name", ""))
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,8 @@ class JobStore:
             os.link(stored, target)
 
     def create(self, record: JobRecord, archive: bytes) -> JobDir:
-        """Create the directory of a new job atomically. Raises OarsError if there is one of that name."""
+        """Create the directory of a new job atomically, with its first status. Raises OarsError if there is one of that
+        name."""
         self.jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = JobDir(self.root / f"new-job-{record.name}-{secrets.token_hex(4)}")
         try:
@@ -235,6 +236,8 @@ class JobStore:
             if archive:
                 self._link_files(archive, temporary.archive)
             write_json(temporary.record_file, codec.dump(record))
+            cluster = (record.spec.get("cluster") or {}).get("name") or ""
+            temporary.write_status(JobStatus(engine=record.engine, cluster=cluster))
             temporary.path.rename(self.jobs / record.name)
         except OSError as error:
             shutil.rmtree(temporary.path, ignore_errors=True)
