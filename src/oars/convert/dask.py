@@ -15,8 +15,14 @@ from oars.convert.tables import DASK_OPTION, DASK_PROGRAM, DASK_WORKERS
 from oars.spec import resources
 
 _ADDRESS = re.compile("DASK_SCHEDULER_ADDRESS")
-SCHEDULER = pods.Engine((8786, 8787), _ADDRESS, on_service=(8786, 8787))
-WORKER = pods.Engine((8788,), _ADDRESS)
+# The entry point of Dask's images installs these packages when a pod starts.
+_ENTRY_POINT = (
+    "Oars does not run the entry point of Dask's images, which installs these packages; put them into an image: "
+    "`oars image build --engine dask --package PACKAGE`"
+)
+EXTRA_PACKAGES = {f"EXTRA_{kind}_PACKAGES": _ENTRY_POINT for kind in ("APT", "CONDA", "PIP")}
+SCHEDULER = pods.Engine((8786, 8787), _ADDRESS, on_service=(8786, 8787), without_effect=EXTRA_PACKAGES)
+WORKER = pods.Engine((8788,), _ADDRESS, without_effect=EXTRA_PACKAGES)
 NOT_STARTED = (DASK_OPTION, DASK_PROGRAM, DASK_WORKERS)  # reasons why a command is not kept
 FLAGS = (
     "dashboard", "no-dashboard", "nanny", "no-nanny", "jupyter", "no-jupyter", "reconnect", "no-reconnect", "show",

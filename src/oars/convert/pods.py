@@ -43,12 +43,13 @@ class Pod:
 @dataclass(frozen=True)
 class Engine:
     """What an engine has in every pod: ports, and variables that Oars sets. main: name of the container that runs it;
-    default: the first one. on_service: the ports of the head's Service."""
+    default: the first one. on_service: the ports of the head's Service. without_effect: variables, and the reason."""
 
     ports: Collection[int]
     variables: re.Pattern[str]
     main: str = ""
     on_service: Collection[int] = ()
+    without_effect: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_pod(template: Fields, name: str, engine: Engine) -> Pod:
@@ -117,6 +118,8 @@ def _read_variables(pod: Pod, engine: Engine) -> None:
         reference, value = each.take("valueFrom"), each.text("value")
         if engine.variables.fullmatch(name):
             each.unmet("name", f"Oars sets {name} itself")
+        elif name in engine.without_effect:
+            each.unmet("name", engine.without_effect[name])
         elif reference is not None:
             kept.append({"name": name, "valueFrom": reference})
         elif "$(" in (value or ""):

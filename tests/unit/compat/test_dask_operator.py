@@ -109,6 +109,13 @@ def resolve(**given: Any) -> arguments.Arguments:
     return arguments.resolve({**known, **{key: value for key, value in given.items() if key in known}}, more)
 
 
+def test_packages_that_the_pods_do_not_install_are_reported() -> None:
+    """Unlike the classic class, it does not run the entry point of Dask's images."""
+    with pytest.warns(UserWarning, match="Oars does not run the entry point of Dask's images"):
+        spec = resolve(image="i:1", env={"EXTRA_PIP_PACKAGES": "s3fs", "A": "1"}).spec
+    assert spec.head.env == spec.workers[0].env == {"A": "1"}
+
+
 def test_arguments_become_a_spec() -> None:
     with pytest.warns(UserWarning, match="args.nthreads: a worker has as many threads as processors"):
         found = resolve(

@@ -15,6 +15,7 @@ from oars.cli.output import as_yaml
 from oars.convert import Converted
 from oars.places.kube.render.defaults import DEFAULTS
 from oars.places.kube.render.driver import Attempted, driver_job
+from oars.places.kube.render.objects import manifests
 from oars.plan.desired import build
 from oars.service import foreign
 from oars.service.manifests import render
@@ -63,6 +64,22 @@ def test_what_is_converted_can_be_rendered(path: Path) -> None:
         if spec.cluster is not None:
             cluster = build("x", spec.cluster, engines.get(spec.cluster.engine), DEFAULTS, namespace="n")
             driver_job(Attempted("x", {"uid": "u"}, 1, cluster), spec)
+
+
+@pytest.mark.parametrize("kind", ["APT", "CONDA", "PIP"])
+def test_packages_that_only_an_entry_point_installs_are_reported(kind: str) -> None:
+    """Those of Dask's images. Oars' pods have a command of their own."""
+    container = {"name": "x", "image": "i", "env": [{"name": f"EXTRA_{kind}_PACKAGES", "value": "s3fs"}]}
+    pod = {"spec": {"containers": [container]}}
+    found = converted(changed("dask-cluster", worker=pod, scheduler=pod))
+    reasons = [each.reason for each in found.unmet if each.path.endswith("env[0].name")]
+    assert len(reasons) == 2 and all("`oars image build --engine dask --package PACKAGE`" in each for each in reasons)
+    (spec,) = [each["spec"] for each in found.objects]
+    rendered = manifests(build("x", load.build(spec).spec, engines.get("dask"), DEFAULTS, namespace="n"))
+    containers = [
+        each["spec"]["template"]["spec"]["containers"][0] for each in rendered if each["kind"] == "Deployment"
+    ]
+    assert len(containers) >= 2 and all(each["command"] for each in containers)
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_ADDRESS"])
