@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,11 @@ def free_ports() -> tuple[int, int]:
 
 
 class Machine:
-    """Runs the first containers of pods as processes."""
+    """Runs the first containers of pods as processes. `entry_point`: of their image."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, entry_point: Sequence[str] = (), **settings: Any) -> None:
         port, dashboard = free_ports()
+        self.entry_point = entry_point
         self.folder = folder
         self.address = f"tcp://{LOCAL}:{port}"
         self.members = f"http://{LOCAL}:{dashboard}/oars/members.json"
@@ -56,10 +59,11 @@ class Machine:
     def run(self, pod: Any, *more: str, **env: str) -> subprocess.Popen[bytes]:
         container = pod.spec.containers[0]
         values = {each["name"]: each.get("value", "").replace("$$(", "$(") for each in container.env} | env
-        words = [*container.args, *more]
+        assert container.command is None, "a command replaces the entry point of the image"
+        words = [*self.entry_point, *container.args, *more]
         for name in ("DASK_SCHEDULER_ADDRESS", "DASK_WORKER_NAME"):  # as a kubelet does
             words = [word.replace(f"$({name})", values.get(name, "")) for word in words]
-        values |= {"PATH": PATH, "HOME": str(self.folder), "PYTHONPATH": str(self.folder)}
+        values |= {"PATH": f"{self.folder}/bin:{PATH}", "HOME": str(self.folder), "PYTHONPATH": str(self.folder)}
         with (self.folder / f"{len(self.started)}.log").open("wb") as log:
             self.started.append(subprocess.Popen(words, stdout=log, stderr=log, cwd=self.folder, env=values))
         return self.started[-1]
@@ -88,6 +92,54 @@ def machines(tmp_path: Path) -> Iterator[list[Machine]]:
     yield found
     for machine in found:
         machine.end()
+
+
+# As in Dask's images. apt and conda only say what they would install.
+ENTRY_POINT = {
+    "entry": """#!/bin/sh
+set -e
+if [ "$EXTRA_APT_PACKAGES" ]; then apt-get install -y $EXTRA_APT_PACKAGES; fi
+if [ "$EXTRA_CONDA_PACKAGES" ]; then conda install -y $EXTRA_CONDA_PACKAGES; fi
+if [ "$EXTRA_PIP_PACKAGES" ]; then pip install $EXTRA_PIP_PACKAGES; fi
+exec "$@"
+""",
+    "apt-get": '#!/bin/sh\necho "apt-get $*"\n',
+    "conda": '#!/bin/sh\necho "conda $*"\n',
+    "pip": '#!/bin/sh\nshift\nexec uv pip install --no-cache --no-index --target "$HOME" "$@"\n',
+}
+
+
+def wheel(folder: Path, name: str) -> Path:
+    """A package with one empty module."""
+    path, info = folder / f"{name}-1-py3-none-any.whl", f"{name}-1.dist-info"
+    with zipfile.ZipFile(path, "w") as content:
+        content.writestr(f"{name}.py", "")
+        content.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        content.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        content.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    return path
+
+
+def test_entry_point_of_the_image_installs_extra_packages(tmp_path: Path, machines: list[Machine]) -> None:
+    """In the scheduler and in workers, before Dask starts."""
+    (tmp_path / "bin").mkdir()
+    for name, source in ENTRY_POINT.items():
+        (tmp_path / "bin" / name).write_text(source)
+        (tmp_path / "bin" / name).chmod(0o755)
+    wheels = [str(wheel(tmp_path, name)) for name in ("first_extra", "second_extra")]
+    env = {
+        "EXTRA_APT_PACKAGES": "graphviz git", "EXTRA_CONDA_PACKAGES": "pyarrow", "EXTRA_PIP_PACKAGES": " ".join(wheels)
+    }  # fmt: skip
+    machine = Machine(tmp_path, [str(tmp_path / "bin" / "entry")], env=env)
+    machines.append(machine)
+    machine.worker("demo-a")
+    with Client(machine.address) as client:
+        client.wait_for_workers(1, 60)
+        for run in (client.run_on_scheduler, lambda find: client.submit(find).result(60)):
+            assert run(lambda: [bool(find_spec(name)) for name in ("first_extra", "second_extra")]) == [True, True]
+    for number in range(2):
+        lines = (tmp_path / f"{number}.log").read_text().splitlines()
+        assert lines[:2] == ["apt-get install -y graphviz git", "conda install -y pyarrow"]
 
 
 def test_scheduler_lists_and_drains_workers(tmp_path: Path, machines: list[Machine]) -> None:
