@@ -41,7 +41,7 @@ def test_manifests_are_found_in_files_and_pages(folder: Path) -> None:
     assert list(samples.manifests(folder)) == [("cluster.yaml", CLUSTER), ("docs/page.rst#1", GROUP.rstrip())]
 
 
-def test_outcomes_are_told_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converted_refused_and_crashed_manifests_differ(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     converted, refused = samples.results(folder)
     assert (converted.file, converted.outcome, converted.reason) == ("cluster.yaml", "converted", "")
     assert "DaskCluster" in converted.kinds and converted.unmet
