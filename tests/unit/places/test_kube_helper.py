@@ -299,6 +299,24 @@ def test_changed_lifetime_counts_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert world.removed_at == 1200
 
 
+def test_watch_continues_when_the_head_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its owner counts nevertheless."""
+    lease = {"metadata": lease_of({"idle": "30m"}, tied=True)}
+    world = World(lambda now: (200, {**lease, "spec": {"renewTime": "t0" if now > 300 else f"t{now}"}}), 3600)
+    world.watch(monkeypatch, helper.Watch("lab", "demo-oars", PATIENCE, helper.Inquiry(1, script="/missing/script.py")))
+    assert world.removed_at is not None and [note["reason"] for note in world.notes] == ["OwnerGone"]
+    failures = [line for line in capsys.readouterr().err.splitlines() if "/missing/script.py" in line]
+    assert failures
+
+
+def test_watch_continues_after_a_reply_that_is_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(lambda now: (200, ["of a proxy"]) if 100 < now < 120 else until(300, STOOD_STILL)(now), end=3600)
+    world.watch(monkeypatch)
+    assert removed(world)
+
+
 def test_lost_owner_is_noted_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     lease = {"metadata": lease_of({}, tied=True), "spec": {"renewTime": "t0"}}
     world = World(lambda now: (200, lease), 1000)

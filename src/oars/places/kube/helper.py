@@ -333,7 +333,10 @@ class Watch:
         while not self.is_replaced:
             limits = [seconds for seconds in (self.timeout, *(rule["seconds"] for rule in self.rules)) if seconds]
             time.sleep(min([POLL_SECONDS, *(seconds / 4 for seconds in limits)]))
-            self.poll()
+            try:
+                self.poll()
+            except Exception as error:  # noqa: BLE001 (nobody starts this thread again)
+                self.log(f"Watching the cluster failed: {type(error).__name__}: {error}.")
 
     def poll(self) -> None:
         """Read the Lease once. Time while the API server is unreachable does not count, for the owner cannot renew
@@ -423,8 +426,9 @@ class Watch:
         """Log each problem once, not in every poll, until the owner renews the Lease."""
         if message not in self.logged:
             self.logged.add(message)
-            sys.stderr.write(f"{message}\n")
-            sys.stderr.flush()  # older Pythons buffer stderr
+            with contextlib.suppress(OSError):  # a log that cannot be written is no reason to stop
+                sys.stderr.write(f"{message}\n")
+                sys.stderr.flush()  # older Pythons buffer stderr
 
 
 def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:
