@@ -1,4 +1,4 @@
-"""What a reader changes in the code of a document: the table of its migration page, and sizes that fit on the lab."""
+"""What a reader changes in the code of a document, and sizes that fit on the lab: tables of its migration page."""
 
 from __future__ import annotations
 
@@ -14,28 +14,20 @@ BY_HAND = "docs/migrate/mars-by-hand.md"
 _CODE = re.compile(r"`([^`]+)`")
 Edit = tuple[str, str]
 
-# Numbers and amounts, so that the page's clusters fit on the lab's node, which has two processors.
-MARS_SIZES: tuple[Edit, ...] = (
-    ("new_client_from_config())\n", "new_client_from_config(), scheduler_cpu=0.3, worker_cpu=0.3)\n"),
-    ("scheduler_num=1,", "scheduler_num=1, scheduler_cpu=0.1,"),
-    ("worker_num=100", "worker_num=2"),
-    ("min_worker_num=95", "min_worker_num=1"),
-    ("worker_cpu=4", "worker_cpu=1.1"),
-    ("worker_mem='16g'", "worker_mem='1g'"),
-    ("rescale_workers(20)", "rescale_workers(3)"),
-)
-DASK_SIZES: tuple[Edit, ...] = (
-    ("--memory-limit, 6GB", "--memory-limit, 1GB"),
-    ("memory: 6G", "memory: 1G"),
-    ('cpu: "2"', 'cpu: "0.1"'),
-    ("'worker-spec.yml')\ncluster.scale(10)", "'worker-spec.yml')\ncluster.scale(1)"),
-    ("deploy_mode='local')\ncluster.scale(10)", "deploy_mode='local')\ncluster.scale(1)"),
-)
+
+def sizes(page: str) -> list[Edit]:
+    """The table "Sizes in the tests": numbers and amounts, so that the page's clusters fit on the lab's node."""
+    cells = [[_CODE.findall(cell)[0].replace("\\n", "\n") for cell in row] for row in _rows(page, "Sizes in the tests")]
+    return [(before, after) for before, after in cells]
 
 
 def table(page: str) -> list[list[str]]:
     """The rows of the table "What you change" or "What changes"."""
-    text = re.split(r"^## What (?:you change|changes)$", (ROOT / page).read_text(), flags=re.MULTILINE)[1]
+    return _rows(page, "What (?:you change|changes)")
+
+
+def _rows(page: str, title: str) -> list[list[str]]:
+    text = re.split(rf"^## {title}$", (ROOT / page).read_text(), flags=re.MULTILINE)[1]
     lines = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
 
@@ -68,3 +60,6 @@ def options(page: str, **values: str) -> Mapping[str, str]:
     """The options that a page adds to the commands of its document, with these values for its placeholders."""
     found = re.findall(r"`[^`]*?(--[\w-]+) (\w+)`", "\n".join(cells[2] for cells in table(page)))
     return {option: values.get(value, value) for option, value in found}
+
+
+MARS_SIZES, DASK_SIZES = sizes(MARS), sizes(DASK)
