@@ -39,6 +39,11 @@ _HINTS = {
 }
 _EXIT_CODES = {"NotFound": 3, "Timeout": 4, "Forbidden": 5, "Unauthorized": 5}
 _UNKNOWN_FIELD = "failed to create typed patch object"
+MAX_MESSAGE = 16_000  # characters: a message quotes values of the request, which may be as long as that
+
+
+def shortened(message: str) -> str:
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
 
 
 class ApiError(OarsError):
@@ -57,8 +62,8 @@ class ApiError(OarsError):
         self.exit_code = _EXIT_CODES.get(self.reason, 1)
         message = str(body.get("message") or f"The API server answered {status} ({self.reason})").strip()
         causes = self.status_details.get("causes") or ()
-        lines = tuple(": ".join(filter(None, (cause.get("field"), cause.get("message")))) for cause in causes)
-        super().__init__(message, _HINTS.get(self.reason, ""), lines)
+        lines = (": ".join(filter(None, (cause.get("field"), cause.get("message")))) for cause in causes)
+        super().__init__(shortened(message), _HINTS.get(self.reason, ""), tuple(map(shortened, lines)))
 
 
 class Unreachable(OarsError):

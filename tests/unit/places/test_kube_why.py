@@ -12,9 +12,10 @@ import pytest
 
 from oars.engines.dask import shape as dask
 from oars.engines.ray import shape as ray
+from oars.kube.errors import ApiError
 from oars.model import Cause
 from oars.places.kube.state.cache import trimmed_deployment, trimmed_pod
-from oars.places.kube.why.api_errors import explain_response
+from oars.places.kube.why.api_errors import cause_of, explain_response
 from oars.places.kube.why.deaths import containers_with_log, explain_pod_log
 from oars.places.kube.why.explain import causes
 from oars.places.kube.why.facts import Snapshot
@@ -357,6 +358,22 @@ def test_long_lines_are_explained_at_once(piece: str) -> None:
     meaning = explain_pod_log(lines, patterns, "lab")
     assert time.process_time() - start < 1
     assert meaning is not None and meaning.reason == "NoDns"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "1", "a:[", "exceeded quota: a, requested: a, used: a, ", 'User "a" cannot ', 'user "', "maximum a usage "],
+)
+@pytest.mark.parametrize("end", ["", '" attempting to grant RBAC permissions not currently held:\n{APIGroups:'])
+def test_long_error_is_explained_at_once(piece: str, end: str) -> None:
+    """The API server quotes what an author wrote into a field, of any length."""
+    value = piece * (1_000_000 // len(piece))
+    message = f'Deployment.apps "demo-head" is invalid: spec.a: Invalid value: "{end}{value}}}": must be short'
+    details = {"kind": "Deployment", "name": "demo-head", "causes": [{"field": "spec.a", "message": message}]}
+    start = time.process_time()
+    found = cause_of(ApiError(422, {"reason": "Invalid", "message": message, "details": details}))
+    assert time.process_time() - start < 1
+    assert len(found.message) < 20_000
 
 
 # Errors of registries; the lab has none.

@@ -24,10 +24,10 @@ _PREFIX = re.compile(
     r'(?:(?:pods|replicasets\.apps) "[^"]*" is forbidden: )?'
 )
 
-_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (\S*)")
+_QUOTA = re.compile(r"exceeded quota: (\S+), requested: (\S*), used: (\S*), limited: (\S*)")
 _QUOTA_UNSET = re.compile(r"failed quota: (\S+): must specify (\S+) for: ([\w-]+)")
 _LIMIT_RANGE = re.compile(
-    r"(?:maximum|minimum) \S+ usage per \w+ is [^,\]]+?, but [^,\]]+|\S+ max limit to request ratio per [^\]]+"
+    r"(?:maximum|minimum) \S+ usage per \w+ is [^,\]]+?, but [^,\]]+|(?<!\S)\S+ max limit to request ratio per [^\]]+"
 )
 # Pattern, reason, text, hint. {0} and {1} are the groups of the match, {where} is "namespace x", {flag} is " -n x".
 _OTHERS = (

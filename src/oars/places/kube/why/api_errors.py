@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from oars.base.errors import Denied, OarsError, SpecError
-from oars.kube.errors import ApiError, Unreachable, is_denied
+from oars.kube.errors import ApiError, Unreachable, is_denied, shortened
 from oars.model import Cause
 from oars.places.base import PlaceError
 from oars.places.kube.why import admission
@@ -22,7 +22,7 @@ _FORBIDDEN = re.compile(
 )
 _ESCALATION = re.compile(r'user "([^"]*)".* attempting to grant RBAC permissions not currently held', re.DOTALL)
 _ESCALATION_RULE = re.compile(r"\{(APIGroups:.*?)\}(?:\n|$)")
-_RULE_FIELD = re.compile(r"(\w+):(\[[^\]]*\])")
+_RULE_FIELD = re.compile(r"(?<!\w)(\w+):(\[[^\]]*\])")
 _NO_NAMESPACE = re.compile(r'namespaces? "([^"]+)" not found')
 _IN_NAMESPACE = re.compile(r'in (?:the )?namespace "?([\w-]+)"?')
 # HTTP status: reason and hint. {flag} is " -n x" if the namespace is known.
@@ -150,4 +150,4 @@ def _fields(details: Mapping[str, Any]) -> str:
     """The fields that a response names, with what is wrong with each."""
     causes = details.get("causes") or ()
     lines = (f"{cause.get('field', '')}: {cause.get('message', '')}".strip(": ") for cause in causes)
-    return "; ".join(filter(None, lines))
+    return shortened("; ".join(filter(None, lines)))
