@@ -16,7 +16,7 @@ import yaml
 
 from oars import engines
 from oars.places.kube.render.changes import IMMUTABLE
-from oars.spec import resources
+from oars.spec import cron, resources
 from oars.spec.cluster import API_VERSION, MAX_SPILL_PATHS, ClusterSpec, Part
 from oars.spec.job import MAX_ARCHIVE, JobSpec
 
@@ -145,6 +145,7 @@ EXTRA: Mapping[str, Schema] = {
     "expose.ingressClass": {"maxLength": 253},
     "expose.tlsSecret": {"maxLength": 253},
     "job.workingDir.size": {"maximum": MAX_ARCHIVE},
+    "job.schedule.cron": {"maxLength": cron.MAX_LENGTH},
     "environment.packages": {"maxItems": MAX_ENTRIES, "x-kubernetes-list-type": "atomic"},
 }
 CEL_RESERVED = {"namespace": "__namespace__"}  # escaped in CEL rules

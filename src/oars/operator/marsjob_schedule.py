@@ -32,7 +32,7 @@ STATE = "schedule"  # field of the status: ScheduleStatus
 MOST_KEPT = 100  # ended runs, without `historyLimit`
 LONGEST_NAME = 49 - len("-1234567890")  # the definition of MarsJob allows 49 letters
 REFUSED_SECONDS = 60.0  # until a run is tried again that Kubernetes refused
-_ZONE = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(.*)")
+_ZONE = re.compile(r"(?:CRON_)?TZ=(\S+)\s+(\S.*)")
 
 log = get_logger(__name__)
 

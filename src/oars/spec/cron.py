@@ -19,6 +19,7 @@ MACROS = {
 }
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+MAX_LENGTH = 1000  # lists of all values have 400 characters
 FAR = 8 * 366  # days: 29 February may be eight years away
 NOT_ZONES = ("localtime", "posixrules", "Factory", "posix/", "right/")  # files that differ between machines
 _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?")
@@ -55,6 +56,8 @@ def find_zone(name: str) -> tzinfo:
 
 def parse_cron(text: str) -> Cron:
     """Raises ValueError."""
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"a schedule of {len(text)} characters is too long; use at most {MAX_LENGTH}")
     fields = MACROS.get(text.strip().lower(), text).lower().split()
     if len(fields) != 5:
         raise ValueError(f"{text!r} is not a schedule; write minute, hour, day, month and weekday, such as '0 3 * * *'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any, cast
 
 import pytest
@@ -160,6 +161,13 @@ def test_time_zone_of_the_schedule() -> None:
     assert api.runs() == []
     assert 0 < look(api, root, MINUTE) <= 600 and not problem(root.resource)
     assert cast(Any, root.status)["schedule"]["cron"] == "30 7 * * * Asia/Tokyo"
+
+
+def test_long_blank_after_the_time_zone_is_read_at_once() -> None:
+    schedule = "TZ=UTC" + " " * 50_000 + "30 7 * *\n*"
+    start = time.process_time()
+    assert "is too long" in problem(job(cronPolicy={"schedule": schedule}))
+    assert time.process_time() - start < 0.5
 
 
 def test_policy_without_effect_starts_nothing_and_says_why() -> None:

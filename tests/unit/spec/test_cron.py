@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -79,3 +80,16 @@ def test_what_is_no_schedule(text: str) -> None:
 def test_unknown_time_zone(name: str) -> None:
     with pytest.raises(ValueError, match="no time zone"):
         find_zone(name)
+
+
+@pytest.mark.parametrize("text", ["0," * 500_000 + "0 3 * * *", "0 3 * * " + "1" * 1_000_000])
+def test_long_schedule_is_rejected_at_once(text: str) -> None:
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"a schedule of \d+ characters is too long; use at most 1000"):
+        parse_cron(text)
+    assert time.process_time() - start < 0.2
+
+
+def test_schedule_may_list_all_values() -> None:
+    fields = (range(60), range(24), range(1, 32), range(1, 13), range(7))
+    assert parse_cron(" ".join(",".join(map(str, field)) for field in fields)).minutes == frozenset(range(60))
