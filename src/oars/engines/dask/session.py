@@ -33,7 +33,7 @@ async def connect_async(access: Access) -> Any:
     with _explained(access):
         client = await make(**_arguments(access), set_as_default=True, asynchronous=True)
         try:
-            _check_version(access, await client.scheduler.versions())
+            _check_version(access, await asyncio.wait_for(client.scheduler.versions(), CONNECT_SECONDS))
         except BaseException:
             await client.close(timeout=CLOSE_SECONDS)
             raise
@@ -67,7 +67,7 @@ def _client(access: Access, *, set_as_default: bool) -> Any:
     with _explained(access):
         client = make(**_arguments(access), set_as_default=set_as_default)
         try:
-            _check_version(access, client.sync(client.scheduler.versions))
+            _check_version(access, client.sync(client.scheduler.versions, callback_timeout=CONNECT_SECONDS))
         except BaseException:
             disconnect(client)
             raise
@@ -80,7 +80,14 @@ def _import_client() -> Any:
     except ImportError as error:
         hint = "Install it with `pip install 'oars[dask]'`, or use `oars run`."
         raise EngineMissing(f"This Python cannot import distributed: {error}.", hint) from error
-    return distributed.Client
+
+    class Client(distributed.Client):  # type: ignore[misc]
+        """Dask's own timeout does not cover the handshake: a scheduler that hangs would block it for ever."""
+
+        async def _ensure_connected(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (as Dask has it)
+            await asyncio.wait_for(super()._ensure_connected(timeout), timeout)
+
+    return Client
 
 
 def _arguments(access: Access) -> dict[str, Any]:
