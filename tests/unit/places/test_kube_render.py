@@ -82,6 +82,24 @@ def test_labels_and_annotations_of_the_user_are_on_all_objects_and_pods() -> Non
     assert "team" not in found["Service/demo-head"]["spec"]["selector"]
 
 
+def test_recommended_labels_are_on_all_objects_and_pods_but_not_in_selectors() -> None:
+    found = rendered(engine="ray", labels={"app.kubernetes.io/name": "shop"}, expose={"host": "a.example.org"})
+    own = {
+        "app.kubernetes.io/name": "ray",
+        "app.kubernetes.io/instance": "demo",
+        "app.kubernetes.io/managed-by": "oars",
+    }
+    for obj in found.values():
+        assert own.items() <= obj["metadata"]["labels"].items()
+    for role in ("head", "worker"):
+        deployment = found[f"Deployment/demo-{role}"]
+        template, component = deployment["spec"]["template"], {"app.kubernetes.io/component": role}
+        for labels in (deployment["metadata"]["labels"], template["metadata"]["labels"]):
+            assert {**own, **component}.items() <= labels.items()
+        assert set(deployment["spec"]["selector"]["matchLabels"]) == {names.CLUSTER, names.GROUP}
+    assert set(found["Service/demo-head"]["spec"]["selector"]) == {names.CLUSTER, names.GROUP}
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

@@ -109,11 +109,14 @@ def job_files(digest: str, part: int) -> str:
     return f"oars-files-{digest.removeprefix('sha256:')[:32]}-{part}"
 
 
-def labels(cluster: str, engine: str) -> dict[str, str]:
-    """Labels of every object of a cluster."""
+def labels(cluster: str, engine: str, role: str = "") -> dict[str, str]:
+    """Labels of every object of a cluster: those that Kubernetes recommends, but `part-of`, which only users know. Pods
+    and their owners have a role: head or worker."""
+    component = {"app.kubernetes.io/component": role} if role else {}
     return {
         "app.kubernetes.io/name": engine,
         "app.kubernetes.io/instance": cluster,
+        **component,
         "app.kubernetes.io/managed-by": "oars",
         CLUSTER: cluster,
     }

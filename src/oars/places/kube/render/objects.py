@@ -249,7 +249,10 @@ def _deployment(desired: Desired, group: Group, name: str, label: str, replicas:
         "template": template(desired, group),
     }
     deployment = cluster_object(desired, "apps/v1", "Deployment", name, spec=spec)
-    deployment["metadata"]["labels"][names.GROUP] = label
+    deployment["metadata"]["labels"] |= {
+        **names.labels(desired.name, desired.engine, group.role.value),
+        names.GROUP: label,
+    }
     return deployment
 
 

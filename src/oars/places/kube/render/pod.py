@@ -59,13 +59,17 @@ LONGEST_GRACE = 600.0  # for which cluster-autoscaler waits at most
 
 
 def template(desired: Desired, group: Group) -> Object:
-    """The PodTemplateSpec of a group, with the user's overlay. It is minimal: Kubernetes tracks the ownership of every
-    field at every write of a pod, its ReplicaSet and its Deployment, which is measurable with 300 clusters. So pods
-    have only the labels that select them and the user's; the recommended labels are on their owners."""
+    """The PodTemplateSpec of a group, with the user's overlay. It is small: Kubernetes tracks the ownership of every
+    field at every write of a pod, its ReplicaSet and its Deployment, which is measurable with 300 clusters."""
     is_head = group.role is Role.HEAD
     files, volumes = mounted_files(desired, group), _volumes(desired, group)
-    labels = {**desired.labels, **names.pod_labels(desired.name, HEAD if is_head else group.name)}
-    metadata: Object = {"labels": labels}
+    metadata: Object = {
+        "labels": {
+            **desired.labels,
+            **names.labels(desired.name, desired.engine, group.role.value),
+            **names.pod_labels(desired.name, HEAD if is_head else group.name),
+        }
+    }
     content = {names.FILES: digest(files)} if files else {}  # pods must be replaced when their files change
     if annotations := {**desired.annotations, **content}:
         metadata["annotations"] = annotations
