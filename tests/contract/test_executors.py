@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import pytest
 
 from oars.client.backend import Driver
+from oars.client.sync import Cluster
 from oars.testing import EngineExecutorContract, ExecutorContract
 from oars.testing.driver import DriverProgram
-from oars.testing.executor import start_checks
+from oars.testing.executor import CHECKS, start_checks
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(500)]
 
@@ -71,8 +72,34 @@ class TestToy(EngineExecutorContract):
     spec: ClassVar[dict[str, Any]] = {"engine": "toy"}
 
 
-@pytest.mark.long  # the engine's own contract and the unit tests of its executor are in `make test`
-class TestDask(EngineExecutorContract):
+LONG = [pytest.param(check, marks=pytest.mark.long) if "kills_workers" in check else check for check in CHECKS]
+
+
+class QuickContract(EngineExecutorContract):
+    """Leaves the deaths of workers to `make test-all`: TestToy covers them, and the engine's own contract."""
+
+    @pytest.mark.parametrize("check", LONG)
+    def test_executor(self, check: str, program: DriverProgram) -> None:
+        super().test_executor(check, program)
+
+    @pytest.mark.long
+    def test_delivered_results_do_not_keep_a_worker(self, cluster: Cluster) -> None:
+        super().test_delivered_results_do_not_keep_a_worker(cluster)
+
+    @pytest.mark.long
+    def test_calls_of_killed_workers_run_again(self, cluster: Cluster) -> None:
+        super().test_calls_of_killed_workers_run_again(cluster)
+
+    @pytest.mark.long
+    def test_large_results_arrive_while_workers_are_killed(self, cluster: Cluster) -> None:
+        super().test_large_results_arrive_while_workers_are_killed(cluster)
+
+    def test_calls_fail_when_the_cluster_is_stopped(self, cluster: Cluster) -> None:
+        """Defined here to stay the last test: pytest runs inherited tests first."""
+        super().test_calls_fail_when_the_cluster_is_stopped(cluster)
+
+
+class TestDask(QuickContract):
     # Fewer deaths than by default, because Oars restarts a worker later and later.
     config: ClassVar[dict[str, Any]] = {"distributed": {"scheduler": {"allowed-failures": 2}}}
     spec: ClassVar[dict[str, Any]] = {"engine": "dask", "dask": {"config": config}}
@@ -84,8 +111,7 @@ def held(): return client.run_on_scheduler(lambda dask_scheduler: len(dask_sched
 """
 
 
-@pytest.mark.long  # the engine's own contract and the unit tests of its executor are in `make test`
-class TestRay(EngineExecutorContract):
+class TestRay(QuickContract):
     spec: ClassVar[dict[str, Any]] = {"engine": "ray", "ray": {"dashboard": False}}
     setup = """
 import oars
