@@ -409,8 +409,8 @@ def test_memory_that_is_not_enforced_is_said_at_the_start(
 def test_doctor_where_the_state_directory_is_a_file(own_state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_state.touch()
     assert oars("doctor") == 1
-    shown = capsys.readouterr().out
-    assert f"fail  state directory  {own_state} cannot be written" in shown
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"fail state directory {own_state} cannot be written" in shown
     assert "OARS_STATE_DIR" in shown
 
 
