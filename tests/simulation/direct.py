@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any, cast
@@ -16,8 +15,8 @@ from oars.places.kube import names
 from oars.places.kube.state.root import STATE, dump_intent, read_intent, report_of
 from oars.spec import load
 from oars.spec.status import Phase
-from tests.simulation.api_server import Killed, Process
-from tests.simulation.history import NAMESPACE, History, Replica
+from tests.simulation.api_server import Process
+from tests.simulation.history import NAMESPACE, History, Replica, live
 
 NAME = "demo"
 ROOT = ("configmaps", NAMESPACE, names.root(NAME))
@@ -36,13 +35,7 @@ class DirectClient(Replica):
         while True:
             self.process = process = Process(self.name, self.kills.pop(0) if self.kills else None)
             client = cast(Client, self.connect(process))
-            life = asyncio.create_task(self._live(Direct(client, NAMESPACE, NAME, self.name)))
-            process.on_death = life.cancel
-            try:
-                await life
-            except (Killed, asyncio.CancelledError):
-                if not process.dead:
-                    raise
+            await live(process, self._live(Direct(client, NAMESPACE, NAME, self.name)))
             await self.restart_later()
 
     @staticmethod

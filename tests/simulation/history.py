@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 from oars import engines
@@ -46,6 +46,28 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
+async def live(process: Process, life: Coroutine[Any, Any, None]) -> None:
+    """Run one life of a process, until it ends or is killed."""
+    task = asyncio.create_task(life)
+    process.on_death = task.cancel
+    try:
+        await task
+    except (Killed, asyncio.CancelledError):
+        if not process.dead:
+            raise
+
+
+async def until_one_ends(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Raise what the first task to end raises. Then cancel the others."""
+    try:
+        for task in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class NullServer:
     async def start(self, *_: object) -> None:
         """No pages in a simulation."""
@@ -76,13 +98,7 @@ class Replica:
             )  # fmt: skip
             operator = Operator(client, options, self.kinds)
             operator._server = NullServer()  # type: ignore[assignment]
-            life = asyncio.create_task(operator.run())
-            process.on_death = life.cancel
-            try:
-                await life
-            except (Killed, asyncio.CancelledError):
-                if not process.dead:
-                    raise
+            await live(process, operator.run())
             await self.restart_later()
 
     def connect(self, process: Process) -> Connection:
@@ -142,20 +158,13 @@ class History:
             virtual_time.run(self._run(), self.clock, self.seed)
 
     async def _run(self) -> None:
-        tasks = [asyncio.create_task(self.kubernetes.run()), asyncio.create_task(self._use())]
-        story = asyncio.create_task(self._story())
+        runs = (self.kubernetes.run(), self._use(), self._story())
+        tasks = [asyncio.create_task(each) for each in runs]
         for replica in self.replicas:
             if self.random.random() < 0.6:
                 replica.kills = [self.random.randint(1, 25) for _ in range(self.random.randint(1, 3))]
             tasks.append(asyncio.create_task(replica.run()))
-        try:
-            done, _ = await asyncio.wait([story, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (story, *tasks):
-                task.cancel()
-            await asyncio.gather(story, *tasks, return_exceptions=True)
+        await until_one_ends(tasks)
 
     async def _story(self) -> None:
         await self._cause_trouble()

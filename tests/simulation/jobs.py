@@ -23,9 +23,9 @@ from oars.places.kube.kinds import COMPUTE_CLUSTER
 from oars.places.kube.state import job_codec
 from oars.spec.job_status import Attempt, JobState, JobStatus, Outcome
 from tests.simulation import virtual_time
-from tests.simulation.api_server import ApiServer, Connection, Event, Faults, Key, Killed, Process
+from tests.simulation.api_server import ApiServer, Connection, Event, Faults, Key, Process
 from tests.simulation.batch import TICK, Batch, Driver
-from tests.simulation.history import Violation
+from tests.simulation.history import Violation, live, until_one_ends
 from tests.simulation.virtual_time import Clock
 
 NAMESPACE = "lab"
@@ -75,13 +75,7 @@ class Replica:
             history = self.history
             dies_after = history.random.choice((None, 3, 8, 20)) if history.is_troubled else None
             self.process = process = Process(self.name, dies_after)
-            life = asyncio.create_task(self._live(process))
-            process.on_death = life.cancel
-            try:
-                await life
-            except (Killed, asyncio.CancelledError):
-                if not process.dead:
-                    raise
+            await live(process, self._live(process))
             await asyncio.sleep(history.random.uniform(0.5, 10.0))
 
     async def _live(self, process: Process) -> None:
@@ -159,16 +153,8 @@ class JobHistory:
 
     async def _run(self) -> None:
         self.server.listeners.append(self._check_status)
-        tasks = [asyncio.create_task(self.batch.run()), *(asyncio.create_task(each.run()) for each in self.replicas)]
-        story = asyncio.create_task(self._story())
-        try:
-            done, _ = await asyncio.wait([story, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (story, *tasks):
-                task.cancel()
-            await asyncio.gather(story, *tasks, return_exceptions=True)
+        runs = (self.batch.run(), *(each.run() for each in self.replicas), self._story())
+        await until_one_ends([asyncio.create_task(each) for each in runs])
 
     async def _story(self) -> None:
         self.restore_cluster()

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -54,6 +55,24 @@ class ManyClusters(History):
             COMPUTE_CLUSTER.plural, {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
         )
 
+    @asynccontextmanager
+    async def _running(self) -> AsyncIterator[list[asyncio.Task[None]]]:
+        """Kubernetes and an operator run, and workers join their heads."""
+        runs = (self.kubernetes.run(), self.replicas[0].run(), self._join())
+        tasks = [asyncio.create_task(each) for each in runs]
+        try:
+            yield tasks
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _join(self) -> None:
+        while True:
+            for cluster in self._clusters():
+                self.engine.submit(cluster["metadata"]["name"])
+            await asyncio.sleep(0.5)
+
     async def _until(self, holds: Callable[[], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             while not holds():  # noqa: ASYNC110 (the clock is virtual)
@@ -71,32 +90,18 @@ class Tenants(ManyClusters):
         self.starts: list[float] = []  # seconds until the cluster was Ready again
 
     async def _run(self) -> None:
-        background = [
-            asyncio.create_task(each) for each in (self.kubernetes.run(), self.replicas[0].run(), self._join())
-        ]
-        for number in range(NOISY_CLUSTERS):
-            self.create(NOISY, f"noisy-{number}")
-        for number in range(HEALTHY_CLUSTERS):
-            self.create(f"team-{number % 4}", f"healthy-{number}")
-        try:
+        async with self._running() as tasks:
+            for number in range(NOISY_CLUSTERS):
+                self.create(NOISY, f"noisy-{number}")
+            for number in range(HEALTHY_CLUSTERS):
+                self.create(f"team-{number % 4}", f"healthy-{number}")
             await self._until(lambda: all(map(is_ready, self._clusters())), 300)
             self.trouble(self)
             await asyncio.sleep(0.5)
             scales = asyncio.gather(*(self._scale(number) for number in range(HEALTHY_CLUSTERS)))
-            endings: list[asyncio.Future[Any]] = [scales, *background]
+            endings: list[asyncio.Future[Any]] = [scales, *tasks]
             for ended in (await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED))[0]:
                 ended.result()
-        finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
-
-    async def _join(self) -> None:
-        """Workers join their heads."""
-        while True:
-            for cluster in self._clusters():
-                self.engine.submit(cluster["metadata"]["name"])
-            await asyncio.sleep(0.5)
 
     async def _scale(self, number: int) -> None:
         await asyncio.sleep(2.0 * number)

@@ -46,10 +46,7 @@ class Idling(ManyClusters):
         self.seconds = 0.0  # from the last work to the end
 
     async def _run(self) -> None:
-        background = [
-            asyncio.create_task(each) for each in (self.kubernetes.run(), self.replicas[0].run(), self._join())
-        ]
-        try:
+        async with self._running():
             self.create(TEAM, "demo", lifetime={"idle": f"{IDLE:g}s"})
             self.create(TEAM, "other")
             await self._until(lambda: is_ready(self.server.get(DEMO)) and is_ready(self.server.get(OTHER)), 300)
@@ -61,17 +58,6 @@ class Idling(ManyClusters):
             await self._until(lambda: not self._exists(), 2 * IDLE)
             self.seconds = asyncio.get_running_loop().time() - began
             await self._until(lambda: not self.server.labelled("pods", "demo"), 120)
-        finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
-
-    async def _join(self) -> None:
-        """Workers join their heads."""
-        while True:
-            for cluster in self._clusters():
-                self.engine.submit(cluster["metadata"]["name"])
-            await asyncio.sleep(0.5)
 
     def _exists(self) -> bool:
         try:

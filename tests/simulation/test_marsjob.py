@@ -72,10 +72,7 @@ class Jobs(ManyClusters):
             self.created.append(event.key[2])
 
     async def _run(self) -> None:
-        background = [
-            asyncio.create_task(each) for each in (self.kubernetes.run(), self.replicas[0].run(), self._join())
-        ]
-        try:
+        async with self._running():
             job = document()
             job["metadata"] |= {"namespace": TEAM, "labels": self.labels}
             job["spec"] |= self.spec
@@ -83,10 +80,6 @@ class Jobs(ManyClusters):
             if not self.labels:
                 await self.until(lambda: self.state() == "Running" and self.ready() == 3)
             await self.story(self)
-        finally:
-            for task in background:
-                task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
 
     async def _join(self) -> None:
         while True:
