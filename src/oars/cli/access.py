@@ -95,10 +95,15 @@ class UserCommand(click.Command):
 @local_option
 @location_options
 def shell(name: str, command: tuple[str, ...], local: bool, service: Service) -> int:
-    """Open Python with the engine's client connected as `client`.
+    """Open Python with the engine's client connected.
 
-    `oars shell NAME -- COMMAND` runs COMMAND instead. If stdin is not a terminal, its content is run as a Python
-    program. On Kubernetes Python runs in the head's pod, or with --local on this machine.
+    \b
+    client   the engine's own: a distributed.Client, the ray module or a Mars session
+    cluster  the oars.Cluster, for example to scale it; not inside of a pod
+
+    NAME is looked for on this machine, then in the namespace of the current Kubernetes context; `oars ls` lists both.
+    On Kubernetes Python runs in the head's pod, or with --local on this machine. If stdin is not a terminal, its
+    content is run as a Python program. `oars shell NAME -- COMMAND` runs COMMAND instead.
     """
     return _run(name, command, service, local=local)
 

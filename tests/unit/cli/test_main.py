@@ -85,6 +85,16 @@ def test_help_tells_clusters_from_jobs(command: str, expected: list[str], capsys
     assert [each for each in expected if each not in text] == []
 
 
+def test_help_of_shell_says_what_it_offers_and_where_the_cluster_is_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """tests/live/test_cli.py uses both variables."""
+    assert oars("shell", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "client the engine's own" in text and "cluster the oars.Cluster" in text
+    assert "looked for on this machine, then in the namespace of the current Kubernetes context" in text
+
+
 @pytest.mark.parametrize("group", [[], ["operator"], ["env"], ["config"]])
 def test_group_without_a_command_prints_its_help(group: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*group) == 0
