@@ -56,7 +56,7 @@ RESULTS: tuple[tuple[str, str], ...] = (
     (r"oars scale \S+ (\d)\b", r"Workers: +\1/\1 ready"),
     (r"oars adapt ", r"Phase: +Ready"),
     (r"oars drain ", r"Phase: +Ready"),
-    (r"oars ls --gone", r"^No cluster ended by itself within the last day\.$"),
+    (r"oars ls --gone", r"^No cluster ended by itself within the last day on this machine\.$"),
     (r"oars ls", r"(?m)^NAME [\s\S]*^demo .*Ready"),
     (r"oars status .*-o json", r'"phase": "Ready"'),
     (r"oars status demo; oars why demo;", r"Phase: +Ready[\s\S]*Nothing is wrong[\s\S]*\[head\][\s\S]*is stopped"),

@@ -355,7 +355,8 @@ def ls(service: Service, all_namespaces: bool, watch: bool, interval: float, gon
     _say_problems(listing)
     found = listing.clusters
     if not found and output in ("table", "wide"):
-        say("No clusters. Create one with `oars up demo --engine dask`.")
+        hint = "Create one with `oars up demo --engine dask`."
+        say(f"There are no clusters {', nor '.join(listing.where)}. {hint}")
         return
     columns = _cluster_columns(service, all_namespaces=all_namespaces)
     data = [each.to_dict(members=False) for each in found]
@@ -423,7 +424,7 @@ def _list_gone(service: Service, output: str, *, all_namespaces: bool) -> None:
     _say_problems(listing)
     found, now = listing.clusters, time.time()
     if not found and output in ("table", "wide"):
-        say("No cluster ended by itself within the last day.")
+        say(f"No cluster ended by itself within the last day {', nor '.join(listing.where)}.")
         return
     columns: Sequence[Column[Gone]] = (
         Column("NAME", lambda g: g.name),

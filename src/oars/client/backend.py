@@ -217,8 +217,7 @@ class Backend(Protocol):
     def place(self) -> str:
         """local or kubernetes."""
 
-    @property
-    def where(self) -> str:
+    def where(self, *, all_namespaces: bool = False) -> str:
         """Completes "There is no cluster 'demo' …", such as "in namespace 'team'"."""
 
     async def login(self) -> None:

@@ -70,7 +70,7 @@ async def find_cluster(
                     found = backend.cluster(name)
                 if found is None:
                     untracked = untracked or await backend.find_untracked(name)
-                    looked.append(backend.where)
+                    looked.append(backend.where())
             known += handles
         except OarsError as error:
             trouble = error

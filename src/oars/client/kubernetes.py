@@ -104,10 +104,10 @@ class KubeBackend:
     def namespace(self) -> str:
         return self.client.target.namespace
 
-    @property
-    def where(self) -> str:
+    def where(self, *, all_namespaces: bool = False) -> str:
         context = self.client.target.context
-        return f"in namespace {self.namespace!r}" + (f" of context {context!r}" if context else "")
+        scope = "in all namespaces" if all_namespaces else f"in namespace {self.namespace!r}"
+        return scope + (f" of context {context!r}" if context else "")
 
     async def login(self) -> None:
         await self.client.log_in()
@@ -146,7 +146,7 @@ class KubeBackend:
             return None
         at = f"kubectl -n {self.namespace}"
         return NotFound(
-            f"Cluster {name!r} {self.where} was made from rendered manifests, which Oars does not track.",
+            f"Cluster {name!r} {self.where()} was made from rendered manifests, which Oars does not track.",
             f"Use kubectl: `{at} get pods -l {names.CLUSTER}={name}`, `{at} logs deploy/{names.head(name)}`, "
             f"`{at} delete -f FILE`.",
         )

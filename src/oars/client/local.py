@@ -70,7 +70,6 @@ class LocalBackend:
     """All local clusters of this user. See backend.Backend."""
 
     place = "local"
-    where = "on this machine"
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.settings = settings
@@ -137,6 +136,9 @@ class LocalBackend:
         """The Python for the members: the running one or a cached environment, which is built if it is missing."""
         needs = engines.get(spec.engine).needs(spec)
         return self.environments.prepare(spec.engine, needs, spec.environment.packages, progress)
+
+    def where(self, *, all_namespaces: bool = False) -> str:
+        return "on this machine"
 
     async def find_untracked(self, name: str) -> None:
         """Every cluster on this machine has a record."""

@@ -52,10 +52,11 @@ _READ_STDIN = "import sys; exec(compile(open(sys.argv.pop(1)).read(), 'oars shel
 
 @dataclass(frozen=True)
 class Listing(Generic[T]):
-    """Clusters, and for each place that could not be listed the reason."""
+    """Clusters, for each place that could not be listed the reason, and where those that could be listed are."""
 
     clusters: Sequence[T]
     problems: Mapping[str, str]
+    where: Sequence[str] = ()
 
 
 class Outcome(StrEnum):
@@ -164,16 +165,18 @@ class Service:
         found = await asyncio.gather(*(_ask(each, query, all_namespaces) for each in chosen), return_exceptions=True)
         clusters: list[T] = []
         problems: dict[str, str] = {}
+        where: list[str] = []
         for backend, result in zip(chosen, found, strict=True):
             if not isinstance(result, BaseException):
                 clusters += result
+                where.append(backend.where(all_namespaces=all_namespaces))
             elif isinstance(result, Denied) and all_namespaces:
                 raise result  # the user asked for all of Kubernetes
             elif isinstance(result, OarsError) and len(chosen) > 1:
                 problems[backend.place] = result.message
             else:
                 raise result
-        return Listing(clusters, problems)
+        return Listing(clusters, problems, where)
 
     async def names(self) -> Sequence[str]:
         """All clusters of the location's place that can be changed from here; never those of Kubernetes unless the

@@ -103,7 +103,7 @@ async def _keep_secret(rendered: Rendered, location: Location, environ: Mapping[
         if found is None:
             return False
         if found["metadata"].get("ownerReferences"):
-            message = f"Cluster {rendered.name!r} {backend.where} exists and is not a rendered one."
+            message = f"Cluster {rendered.name!r} {backend.where()} exists and is not a rendered one."
             raise NameInUse(message, "Choose another name or namespace: the manifests would change its objects.")
     except TimeoutError:
         raise TimedOut(f"The API server did not answer within {FIND_SECONDS:.0f} s.") from None

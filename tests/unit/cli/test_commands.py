@@ -6,8 +6,11 @@ import asyncio
 import json
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,12 +116,66 @@ def test_age_of_log_lines_is_checked(capsys: pytest.CaptureFixture[str]) -> None
 def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert oars("ls") == 0
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "No clusters. Create one with `oars up demo --engine dask`.\n")
+    assert (shown.out, shown.err) == (
+        "",
+        "There are no clusters on this machine. Create one with `oars up demo --engine dask`.\n",
+    )
     assert oars("ls", "-o", "json") == 0
     assert capsys.readouterr().out == "[]\n"
     assert oars("ls", "-o", "name") == 0
     assert oars("down", "--all", "-q") == 0
     assert capsys.readouterr().out == ""
+
+
+class EmptyServer(BaseHTTPRequestHandler):
+    """An API server without objects."""
+
+    def do_GET(self) -> None:
+        body = b'{"metadata": {"resourceVersion": "1"}, "items": []}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def empty_server(tmp_path: Path) -> Iterator[Path]:
+    """A kubeconfig for a server without clusters."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), EmptyServer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        config = tmp_path / "config"
+        config.write_text(kubeconfig(f"http://127.0.0.1:{server.server_port}"))
+        yield config
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ([], "on this machine, nor in namespace 'default' of context 'c'"),
+        (["-A"], "on this machine, nor in all namespaces of context 'c'"),
+        (["-n", "other"], "in namespace 'other' of context 'c'"),
+    ],
+)
+def test_empty_list_says_where_oars_looked(
+    options: list[str],
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    empty_server: Path,
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(empty_server))
+    assert oars("ls", *options) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.partition(". ")[0]) == ("", f"There are no clusters {where}")
+    assert oars("ls", *options, "-o", "json") == 0
+    assert capsys.readouterr() == ("[]\n", "")
 
 
 def test_every_job_that_cannot_be_removed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -498,7 +555,7 @@ def test_ls_shows_when_clusters_end_by_themselves(capsys: pytest.CaptureFixture[
 
 def test_ls_shows_why_clusters_are_gone(capsys: pytest.CaptureFixture[str]) -> None:
     assert oars("ls", "--gone", "--place", "local") == 0
-    assert "No cluster ended by itself within the last day." in capsys.readouterr().err
+    assert "No cluster ended by itself within the last day on this machine." in capsys.readouterr().err
     store().open()
     gone = Gone("demo", "dask", "local", time.time() - 600, "Idle", "30m without work (lifetime.idle)")
     write_gone(store().root, "0123456789", gone)
