@@ -168,8 +168,8 @@ class Service:
         where: list[str] = []
         for backend, result in zip(chosen, found, strict=True):
             if not isinstance(result, BaseException):
-                clusters += result
-                where.append(backend.where(all_namespaces=all_namespaces))
+                clusters += result[0]
+                where.append(result[1])
             elif isinstance(result, Denied) and all_namespaces:
                 raise result  # the user asked for all of Kubernetes
             elif isinstance(result, OarsError) and len(chosen) > 1:
@@ -452,10 +452,11 @@ class Service:
 
 async def _ask(
     backend: Backend, query: Callable[[Backend, bool], Awaitable[Sequence[T]]], all_namespaces: bool
-) -> Sequence[T]:
+) -> tuple[Sequence[T], str]:
+    """What the query returns, and where that is."""
     try:
         await backend.login()
-        return await query(backend, all_namespaces)
+        return await query(backend, all_namespaces), backend.where(all_namespaces=all_namespaces)
     except TimeoutError:
         raise no_answer(backend.place, "clusters", LIST_SECONDS) from None
     finally:

@@ -62,13 +62,16 @@ def test_login_does_not_count_towards_timeouts(monkeypatch: pytest.MonkeyPatch) 
         async def list(self, *, all_namespaces: bool = False) -> list[KubeHandle]:
             return [] if all_namespaces else [KubeHandle(self, "demo", "team")]
 
+        def where(self, *, all_namespaces: bool = False) -> str:
+            return "in all namespaces" if all_namespaces else "in namespace 'team'"
+
     monkeypatch.setattr("oars.client.kubernetes.KubeBackend", SlowLogin)
     monkeypatch.setattr(clusters, "LIST_SECONDS", 0.1)
     location = Location("kubernetes")
     _, found = asyncio.run(find_cluster("demo", location, {}, 0.1))
     assert found.name == "demo"
     listing = asyncio.run(Service({}, location).list(all_namespaces=True))
-    assert (list(listing.clusters), listing.problems) == ([], {})
+    assert (list(listing.clusters), listing.problems, listing.where) == ([], {}, ["in all namespaces"])
 
 
 def test_unreported_cluster_is_listed_with_the_problem() -> None:
