@@ -83,6 +83,15 @@ def parse(arguments: list[str]) -> None:
         return  # --help, --version
 
 
+def missing_options(command: click.Command, arguments: list[str]) -> list[str]:
+    """The required options that are not there. A command that is only named needs none, nor does one with `…`, or with
+    an option that has no value, which the sentence is about."""
+    if not arguments or "…" in arguments or arguments[-1] in options(command):
+        return []
+    required = [each for each in command.params if isinstance(each, click.Option) and each.required]
+    return [each.opts[0] for each in required if not {*each.opts} & {*arguments}]
+
+
 def options(command: click.Command) -> set[str]:
     named = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     return {*named, "-h", "--help", "--version"}
@@ -159,6 +168,8 @@ def test_commands_in_text_exist(page: Path) -> None:
         rest = rest[: rest.index("--")] if "--" in rest else rest
         unknown = {word.strip("[],") for word in rest if word.startswith("-")} - options(command)
         assert not unknown, f"{text}: no such option: {unknown}"
+        absent = missing_options(command, rest)
+        assert not absent, f"{text}: cannot be run without {absent}"
 
 
 @each_page
@@ -202,6 +213,9 @@ def test_the_checks_find_mistakes() -> None:
         parse(words("oars up demo --engin dask"))
     with pytest.raises(AssertionError, match="no command"):
         parse(words("oars strat demo"))
+    assert missing_options(*find(words("oars head --engine dask"))) == ["--listen"]
+    assert missing_options(*find(words("oars head --engine dask --listen 10.0.0.1:8700"))) == []
+    assert missing_options(*find(words("oars head --listen"))) == missing_options(*find(words("oars head"))) == []
     assert words("oars ls -o name | xargs -n1 oars why  # all") == ["ls", "-o", "name"]
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from oars.service.hosts import HostService
 
 TOKEN_VARIABLE = "OARS_JOIN_TOKEN"
-DEFAULT_PORT = 8700
 UNIT = """[Unit]
 Description=Oars {role}: {name}
 After=network-online.target

@@ -66,7 +66,7 @@ def token_file(backend: LocalBackend, name: str) -> Path:
 
 def create_head(backend: LocalBackend, name: str, spec: ClusterSpec, listen: str, options: HostOptions) -> LocalHandle:
     """The head of a cluster on this machine, which others join at `listen`."""
-    host, _ = messages.split(listen)
+    host, join_port = messages.split(listen)
     check_host(host)
     backend.check_free(name)
     memory = min(HEAD_MEMORY, usable_memory(backend.environ) * 4 // 5)
@@ -76,6 +76,11 @@ def create_head(backend: LocalBackend, name: str, spec: ClusterSpec, listen: str
     desired = plan.build(name, with_worker, engines.get(spec.engine), defaults)
     usual = {port.name: port.default for port in desired.shape.head.process.ports}
     fixed = _head_ports(usual, options.ports) if options.are_ports_default else options.ports
+    for each, port in fixed.items():
+        if port == join_port:
+            message = f"Workers cannot join at port {port}: it is the port {each!r} of {spec.engine}."
+            hint = f"Choose another port for one of them: `--listen {host}:PORT`, or `--port {each}=PORT`."
+            raise UsageError(message, hint)
     taken = [f"{port} ({each})" for each, port in fixed.items() if not local_ports.can_rebind([port], host)]
     if taken:
         message = f"Ports are in use, or {host} is not an address of this machine: {', '.join(taken)}."

@@ -78,6 +78,24 @@ def test_head_refuses_an_address_that_others_cannot_connect_to(host: str, own_st
     assert not (own_state / "join").exists()
 
 
+@pytest.mark.parametrize(
+    ("engine", "number", "port", "ports"),
+    [("ray", 6379, "client", {}), ("dask", 8787, "dashboard", {}), ("dask", 8700, "client", {"client": 8700})],
+)
+def test_head_refuses_to_be_joined_at_a_port_of_its_engine(
+    engine: str, number: int, port: str, ports: dict[str, int], own_state: Path
+) -> None:
+    options = HostOptions(ports)
+    head = HostService(os.environ).run_head(
+        "demo", build({"engine": engine}).spec, f"127.0.0.1:{number}", options, print
+    )
+    with pytest.raises(UsageError) as refused:
+        asyncio.run(asyncio.wait_for(head, 30))
+    assert refused.value.message == f"Workers cannot join at port {number}: it is the port {port!r} of {engine}."
+    assert f"`--listen 127.0.0.1:PORT`, or `--port {port}=PORT`" in refused.value.hint
+    assert not (own_state / "join").exists()
+
+
 @pytest.mark.parametrize("host", ALL_ADDRESSES)
 def test_worker_refuses_an_address_that_others_cannot_connect_to(host: str, tmp_path: Path) -> None:
     """At once, also while there is no head."""
