@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import tempfile
 import threading
@@ -32,7 +33,7 @@ class DriverProgram:
         self._lines: queue.Queue[str] = queue.Queue()
         self.seen: list[str] = []
         self._process = subprocess.Popen(
-            [driver.python, self._path, *arguments], env=dict(driver.env), text=True,
+            [driver.python, self._path, *arguments], env={**driver.env, "PYTHONFAULTHANDLER": "1"}, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -51,11 +52,19 @@ class DriverProgram:
             try:
                 line = self._lines.get(timeout=max(0.01, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no {text!r} within {seconds} s:\n" + "\n".join(self.seen)) from None
+                raise AssertionError(f"no {text!r} within {seconds} s:\n" + "\n".join(self._aborted())) from None
             self.seen.append(line)
             if text in line:
                 return line
             assert line != "(end)", f"ended without {text!r}:\n" + "\n".join(self.seen)
+
+    def _aborted(self) -> list[str]:
+        """All lines; the last ones show what each thread of the program was doing."""
+        self._process.send_signal(signal.SIGABRT)
+        self._reader.join(10)
+        while not self._lines.empty():
+            self.seen.append(self._lines.get())
+        return self.seen
 
     def tell(self, line: str = "") -> None:
         assert self._process.stdin is not None
