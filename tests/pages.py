@@ -5,6 +5,7 @@ How a page is read:
 - The lines below it are its output. They must appear in the output, in this order; other lines may stand between them.
   What differs from run to run (ports, times, names of pods) is compared by its form only. `…` stands for any text.
 - A line without output below it needs a row in RESULTS: what it must print.
+- EFFECTS has a shell line for what a command must have done besides; it runs after the command and must succeed.
 - A `python` or `yaml` block is a file if the paragraph before it names one with that ending and ends with a colon.
 - Any other `python` block is a program of its own, which is run where it stands, as if the page had the line
   `$ python PAGE-NUMBER.py` there: `how-to-jobs-1.py` is the first one of docs/how-to/jobs.md. One with `await` outside
@@ -61,7 +62,8 @@ RESULTS: tuple[tuple[str, str], ...] = (
     (r"oars status .*-o json", r'"phase": "Ready"'),
     (r"oars status demo; oars why demo;", r"Phase: +Ready[\s\S]*Nothing is wrong[\s\S]*\[head\][\s\S]*is stopped"),
     (r"oars status ", r"Phase: +Ready[\s\S]*worker-\S+ +Ready"),
-    (r"oars down", r"(demo|one|dask) is stopped\.|^$"),
+    (r"oars down --all", r"is stopped\.|^$"),
+    (r"oars down", r"(?m)^\w+ is stopped\.$"),
     (r"oars logs demo .*-c oars", r"^$"),  # the helper has nothing to say
     (r"oars logs demo .*-f", r"\[head\] .*Scheduler at:"),
     (r"oars logs demo worker-0", r"Registered to:"),
@@ -116,6 +118,13 @@ RESULTS: tuple[tuple[str, str], ...] = (
     (r"oars completion fish", r"^$"),
 )
 
+
+EFFECTS: tuple[tuple[str, str], ...] = (
+    (r"(?:.*; )?oars down ([a-z]+)( -n \w+)?", r"(oars status \1\2 2>&1 || true) | grep 'There is no cluster '"),
+    (r"oars down --all", r'test -z "$(oars ls -o name)"'),
+    (r"oars cp (\S+) demo:(\S+)", r"oars exec demo -n team -- cat \2 | diff - \1"),
+    (r"oars cp demo:\S+:out \./out", r'test "$(cat out)" = 1'),
+)
 
 # What a program that prints nothing must print.
 _QUIET = tuple(
@@ -348,9 +357,18 @@ def _pattern(line: str) -> re.Pattern[str]:
 
 def expected(step: Step) -> str:
     """The pattern for the output of a line that the page shows without output."""
-    for command, result in (*RESULTS, *PROGRAMS):
+    return _row((*RESULTS, *PROGRAMS), step)
+
+
+def effect(step: Step) -> str:
+    """The shell line that succeeds if the command did what it is for; empty: its output shows it."""
+    return _row(EFFECTS, step)
+
+
+def _row(table: Sequence[tuple[str, str]], step: Step) -> str:
+    for command, text in table:
         if found := re.match(command, step.bare):
-            return re.sub(r"\\(\d)", lambda group: found[int(group[1])], result)
+            return re.sub(r"\\(\d)", lambda group: found[int(group[1])] or "", text)
     return ""
 
 
@@ -386,11 +404,13 @@ class Reader:
         while True:
             try:
                 check(step, self.run(step.command, edits))
-                return
+                break
             except AssertionError:
                 if not re.match(REPEATED, step.command) or time.monotonic() > deadline:
                     raise
             time.sleep(1)  # as a reader who looks again
+        if line := effect(step):
+            self.run(line)
 
     def run(self, command: str, edits: Mapping[str, str] = NO_EDITS) -> str:
         """What a command prints. It must succeed, or end by Ctrl-C if it is endless."""

@@ -12,12 +12,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import yaml
 from docs.recordings import PROMPT, Recording
 
+from oars import convert
+from oars.base.errors import SpecError
 from oars.cli.main import cli
+from oars.spec.load import build
+from oars.spec.load_job import build_job
+from oars.spec.text import Document
 from tests import pages
 from tests.e2e.test_docs_kubernetes import SESSIONS as ON_KUBERNETES
 from tests.live.test_docs_local import SESSIONS as LOCAL
@@ -206,6 +213,73 @@ def test_output_of_a_page_is_compared_line_by_line() -> None:
     pods = ("ray-head-5455bb66c9-6bxvz 1/1 Running 0 20s",)
     assert pages.missing(pods, "ray-head-7d9f8b6c5d-x2x9z   1/1   Running   0  9s") == ""
     assert pages.missing(pods, "ray-head-7d9f8b6c5d-x2x9z   0/1   Running   0  9s") != ""
+
+
+def test_effect_of_a_line_is_checked() -> None:
+    def line(command: str) -> str:
+        return pages.effect(pages.Step("", 0, "", command, ()))
+
+    gone = "2>&1 || true) | grep 'There is no cluster '"
+    assert (
+        line("oars down demo --drain")
+        == line("oars why demo; oars down demo  # the end")
+        == f"(oars status demo {gone}"
+    )
+    assert line("oars down demo -n team") == f"(oars status demo -n team {gone}"
+    assert line("oars cp train.py demo:x -n team") == "oars exec demo -n team -- cat x | diff - train.py"
+    assert line("oars ls") == ""
+    quiet = [step for page in pages.pages() for step in pages.steps(page) if re.match("oars (down|cp) ", step.command)]
+    assert len(quiet) > 10 and all(map(pages.effect, quiet))
+
+
+# Text of YAML that is not a manifest of Oars → where it is checked.
+OTHER_YAML = {
+    "kind: Job\n": "tests/e2e/test_docs_kubernetes.py applies it",
+    "{oars.dev/web-auth: none}": "metadata of a MarsJob; tests/e2e/test_marsjob.py has it",
+    "downwardAPI: ": "a volume of a pod of a MarsJob",
+}
+
+
+@each_page
+def test_yaml_is_valid(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        if not any(text in block for text in OTHER_YAML):
+            load_manifest(yaml.safe_load(block))
+
+
+def load_manifest(data: dict[str, Any]) -> None:
+    """Raises SpecError if a cluster or a job is not valid. A page may show a part of one."""
+    match data:
+        case {"kind": "ComputeCluster"}:
+            build(data)
+        case {"kind": "ComputeJob"}:
+            build_job({}, manifest=data)
+        case {"kind": _}:
+            for each in convert.convert([Document("the page", data)]).objects:
+                load_manifest(dict(each))
+        case {"secrets": _}:
+            build_job({"cluster": {"engine": "dask"}, "entrypoint": ["true"], **data})
+        case _:
+            build({"engine": "dask", **data["spec"]})
+
+
+def test_yaml_that_is_not_checked_is_on_a_page() -> None:
+    shown = "".join(block for page in PAGES for block in blocks(page, "yaml"))
+    assert [text for text in OTHER_YAML if text not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "spec: {workes: 3}",
+        "{kind: ComputeJob, apiVersion: oars.dev/v1alpha1, spec: {cluster: {engine: dask}, entrypoints: [a]}}",
+        "secrets: [{name: hf, kye: token}]",
+        "{kind: DaskCluster, apiVersion: kubernetes.dask.org/v1, spec: {worker: {replicas: many}}}",
+    ],
+)
+def test_wrong_yaml_is_found(text: str) -> None:
+    with pytest.raises(SpecError):
+        load_manifest(yaml.safe_load(text))
 
 
 def test_the_checks_find_mistakes() -> None:
