@@ -118,6 +118,15 @@ def test_wrong_options_are_explained(spec: dict[str, Any], message: str) -> None
     assert caught.value.message.startswith(message)
 
 
+def test_blocks_of_other_engines_are_checked_and_left_out() -> None:
+    """One file may describe the cluster for several engines, of which `--engine` chooses one."""
+    data = {"engine": "toy", "toy": {"crash": "1"}, "ray": {"auth": "none"}}
+    manifest = build(data, option_model=engines.option_model)
+    assert dump(manifest)["spec"] == {"engine": "toy", "toy": {"crash": "1"}}
+    with pytest.raises(SpecError, match=r"^spec\.ray\.auht is not a known field"):
+        build({**data, "ray": {"auht": "none"}}, option_model=engines.option_model)
+
+
 def test_engine_without_a_model_reads_options() -> None:
     """The engine for simulated pods."""
     spec = build({"engine": "simulated", "options": {"a": 1}}, option_model=engines.option_model).spec
