@@ -42,7 +42,7 @@ ORPHANED_ANNOTATION = "oars.dev/orphaned"
 # age, idle or no_client.
 LIFETIME_ANNOTATION = "oars.dev/lifetime"
 GONE = "oars-gone"  # ConfigMap with the reasons for which clusters ended
-INQUIRY_SECONDS = 10.0
+INQUIRY_SECONDS = 30.0  # a script imports Ray first, which takes long with little processor time
 
 
 class Failed(Exception):
