@@ -66,6 +66,7 @@ _HELM_STAMP = " ".join(
 # Not part of the lab: for tests, which build what they use.
 TOOLS = {
     "helm": Program("helm", 120, package="helm.sh/helm/v3/cmd/helm", stamp=_HELM_STAMP),
+    "kueue": Program("kueue", 350, package="sigs.k8s.io/kueue/cmd/kueue"),
     "kube-score": Program("kube-score", 40, package="github.com/zegl/kube-score/cmd/kube-score"),
 }
 

@@ -27,14 +27,18 @@ Operators = Callable[..., Operator]
 @pytest.fixture
 def adopting(stage: Stage, operators: Operators) -> Stage:
     """An operator serves MarsJobs of both groups."""
+    serve_mars_jobs(stage)
+    operators(adopt="marsjob")
+    return stage
+
+
+def serve_mars_jobs(stage: Stage) -> None:
     for definition in crd.mars_jobs():
         stage.kube.api.apply(
             f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition['metadata']['name']}", definition
         )
     paths = [jobs(stage, group) for group in crd.MARS_JOB_GROUPS]
     until("MarsJobs are served", lambda: all(stage.kube.api.raw("GET", path)[0] == 200 for path in paths))
-    operators(adopt="marsjob")
-    return stage
 
 
 def jobs(stage: Stage, group: str = crd.MARS_JOB_GROUPS[0]) -> str:

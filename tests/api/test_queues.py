@@ -1,4 +1,5 @@
-"""Jobs in a queue, on a real control plane with Kueue's CRDs. The test admits and evicts as Kueue does."""
+"""Jobs in a queue, on a real control plane with Kueue's CRDs. The test admits and evicts as Kueue does; Kueue's own
+controller does in test_kueue.py."""
 
 from __future__ import annotations
 
@@ -14,23 +15,23 @@ from tests.api.test_jobs import SECONDS, Jobs
 
 from lab import kueue
 from oars.operator import crd
-from oars.operator.queues import LABEL
+from oars.operator.queues import LABEL, PRIORITY
 from oars.spec.cluster import API_VERSION
 from oars.spec.job import JOB_KIND
 
 Operators = Callable[..., Operator]
 GROUP = "apis/kueue.x-k8s.io/v1beta2"
-DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NODE_TYPE = "kubernetes.io/os"  # a label that simulated nodes have
 
 
 class Queue(Jobs):
     """The ComputeJobs of a test's namespace, and the Workloads that stand for them."""
 
-    def submit(self, name: str, queue: str = "team-a", **spec: Any) -> Object:
+    def submit(self, name: str, queue: str = "team-a", priority: str = "", **spec: Any) -> Object:
         cluster = resource("any", group(replicas=2))["spec"]
         body = {"cluster": cluster, "entrypoint": ["python", "train.py"], "backoff": {"first": "0.1s"}, **spec}
-        metadata = {"name": name, "labels": {LABEL: queue}}
+        labels = {LABEL: queue, **({PRIORITY: priority} if priority else {})}
+        metadata = {"name": name, "labels": labels}
         return self.api.create(
             self.path(), {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": metadata, "spec": body}
         )
@@ -87,14 +88,8 @@ class Queue(Jobs):
 @pytest.fixture
 def queue(stage: Stage) -> Queue:
     """Kueue's kinds are served, and there is a flavor without labels."""
-    api, found = stage.kube.api, Queue(stage)
-    api.apply(f"{DEFINITIONS}/{crd.JOB_NAME}", crd.compute_job())
-    for each in kueue.definitions():
-        if api.raw("GET", f"{DEFINITIONS}/{each['metadata']['name']}")[0] == 404:
-            api.create(DEFINITIONS, each)
-    until("jobs are served", lambda: api.raw("GET", found.path())[0] == 200)
-    until("Workloads are served", lambda: api.raw("GET", found.workload_path())[0] == 200)
-    until("flavors are served", lambda: api.raw("GET", f"/{GROUP}/resourceflavors")[0] == 200)
+    kueue.serve(stage.kube.api)
+    found = Queue(stage)
     flavor(found, "any", {})
     return found
 
@@ -225,15 +220,11 @@ def test_changed_job_asks_again(queue: Queue, operators: Operators) -> None:
 
 
 def test_without_kueue_the_job_waits_and_says_why(queue: Queue, operators: Operators) -> None:
-    for each in kueue.definitions():
-        queue.api.delete(f"{DEFINITIONS}/{each['metadata']['name']}")
-    until("Workloads are gone", lambda: queue.api.raw("GET", queue.workload_path())[0] == 404, SECONDS)
+    kueue.remove(queue.api)
     operators()
     queue.submit("early")
     message = queue.await_reason("early", "QueueUnavailable")
     assert "Kueue is not installed" in message and "--queues" in message
     assert queue.status("early")["state"] == "Queued"
-    for each in kueue.definitions():
-        queue.api.create(DEFINITIONS, each)
-    until("Workloads are served", lambda: queue.api.raw("GET", queue.workload_path())[0] == 200, SECONDS)
+    kueue.serve(queue.api)
     queue.await_workload("early-1")
