@@ -209,7 +209,8 @@ class Queues:
         assert found is not None
         if self._has_other_request(job, found):
             return Turn(job.spec, replace(request, evicted=CHANGED))
-        if job.status.state is JobState.RUNNING and not workloads.is_true(found, workloads.PODS_READY):
+        # By its pod: the status says so after this pass, and nothing wakes the job then.
+        if self._runs(job) and not workloads.is_true(found, workloads.PODS_READY):
             await self._set_condition(found, workloads.PODS_READY, "Running", "The driver runs.")
         return await self._placed(job, found, request)
 
@@ -288,9 +289,16 @@ class Queues:
                 is_waiting = True
         return is_waiting
 
+    def _runs(self, job: _Job) -> bool:
+        return "Running" in self._phases(job, job.status.attempt)
+
+    def _phases(self, job: _Job, n: int) -> set[object]:
+        """Of the driver's pods."""
+        pods = self._context.pods.get((job.namespace, job.name, str(n)), {}).values()
+        return {(pod.get("status") or {}).get("phase") for pod in pods}
+
     def _has_pods(self, job: _Job, n: int) -> bool:
-        drivers = self._context.pods.get((job.namespace, job.name, str(n)), {}).values()
-        if any((pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed") for pod in drivers):
+        if self._phases(job, n) - {"Succeeded", "Failed"}:
             return True
         cluster = cluster_name(job.name, n)
         found = self._watches.resources.get(Key(COMPUTE_CLUSTER.kind, job.namespace, cluster))

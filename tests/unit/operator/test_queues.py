@@ -184,9 +184,20 @@ def test_lost_admission_stops_the_attempt(world: World, conditions: list[tuple[s
     world.api.admit(world.queues, "train-1")
     world.status = RUNNING
     assert world.review().request.evicted == ""
-    assert world.condition("train-1", "PodsReady") == "True"
     world.api.answer(world.queues, "train-1", *conditions)
     assert part in world.review().request.evicted
+
+
+def test_kueue_is_told_in_the_pass_that_sees_the_driver_run(world: World) -> None:
+    """No pass may follow: the job's own status does not wake it."""
+    world.review()
+    world.api.admit(world.queues, "train-1")
+    assert RUNNING.last is not None
+    world.status = replace(RUNNING, state=JobState.STARTING, attempts=(replace(RUNNING.last, started=None),))
+    for phase, expected in (("Pending", ""), ("Running", "True")):
+        world.context.pods["team", "train", "1"] = {"train-1-x": {"status": {"phase": phase}}}
+        assert world.review().request.evicted == ""
+        assert world.condition("train-1", "PodsReady") == expected
 
 
 def test_deleted_workload_stops_the_attempt_and_a_stale_cache_does_not(world: World) -> None:
