@@ -79,7 +79,7 @@ def create_head(backend: LocalBackend, name: str, spec: ClusterSpec, listen: str
     for each, port in fixed.items():
         if port == join_port:
             message = f"Workers cannot join at port {port}: it is the port {each!r} of {spec.engine}."
-            hint = f"Choose another port for one of them: `--listen {host}:PORT`, or `--port {each}=PORT`."
+            hint = f"Choose another port to join at, or another one for the engine: `--port {each}=20001`."
             raise UsageError(message, hint)
     taken = [f"{port} ({each})" for each, port in fixed.items() if not local_ports.can_rebind([port], host)]
     if taken:
