@@ -369,7 +369,7 @@ def test_logs_of_all_and_of_one_member(demo: str) -> None:
     assert oars("logs", demo, "worker-1").stdout == "toy worker worker-1 starts\n"
     assert oars("logs", demo, "worker-1", "--since", "1h").stdout == "toy worker worker-1 starts\n"
     time.sleep(0.1)
-    assert oars("logs", demo, "--since", "0").stdout == ""
+    assert oars("logs", demo, "worker-1", "--since", "0").stdout == ""
     assert len(oars("logs", demo, "--tail", "1").stdout.splitlines()) == 3
     assert json.loads(oars("logs", demo, "worker-0", "-o", "json").stdout)["member"] == "worker-0"
     assert "Did you mean 'worker-1'?" in oars("logs", demo, "worker1", code=3).stderr

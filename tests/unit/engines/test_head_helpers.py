@@ -25,7 +25,7 @@ from oars.engines.dask.live import HEAD_HELPER as DASK
 from oars.engines.ray import head_helper as ray
 from oars.engines.ray.shape import HEAD_HELPER as RAY
 
-SECONDS = 30.0
+SECONDS = 60.0
 CLOSING = "closing_gracefully"
 
 

@@ -305,7 +305,7 @@ class TestCallers:
                 with suppress(TimeoutError):  # or the server replies that too many are under way
                     connection.recv(1)
             assert helper.SCRIPTS.count <= helper.MAX_SCRIPTS
-        until(lambda: not any(map(start_of, started(file))))
+        until(lambda: helper.SCRIPTS.count == 0 and not any(map(start_of, started(file))))
         assert post(port, body(PID, 1))["ok"][1] == 1
 
     def test_control_loop_hands_its_deadline_down(self, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
