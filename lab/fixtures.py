@@ -87,6 +87,12 @@ def crash(lab: Lab) -> Callable[[Object, str], None]:
 
 
 @pytest.fixture
+def frozen(lab: Lab) -> Callable[[Object, str], AbstractContextManager[None]]:
+    """`with frozen(pod, "worker"):` the processes of the container hang."""
+    return lambda pod, container: harm.frozen(lab, pod, container)
+
+
+@pytest.fixture
 def cut(lab: Lab) -> Callable[[Object], AbstractContextManager[None]]:
     """`with cut(pod):` the pod has no network."""
     return lambda pod: harm.cut(lab, pod)

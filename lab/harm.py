@@ -56,12 +56,26 @@ def cut(lab: Lab, pod: Object) -> Iterator[None]:
 
 def crash(lab: Lab, pod: Object, container: str) -> None:
     """Kill every process of a container; the kubelet restarts it in the same pod."""
+    _signal(lab, pod, container, signal.SIGKILL)
+
+
+@contextmanager
+def frozen(lab: Lab, pod: Object, container: str) -> Iterator[None]:
+    """Meanwhile the processes of a container exist, and do nothing. The kubelet can still kill them."""
+    _signal(lab, pod, container, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(lab, pod, container, signal.SIGCONT)
+
+
+def _signal(lab: Lab, pod: Object, container: str, number: signal.Signals) -> None:
     found = [each["containerID"] for each in pod["status"]["containerStatuses"] if each["name"] == container]
     if not found:
         raise LabError(f"Pod {pod['metadata']['name']} has no container {container}.")
     for process in _processes(lab, found[0].rpartition("/")[2]):
         with suppress(ProcessLookupError):  # it ended together with another one
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, number)
 
 
 @contextmanager
