@@ -188,7 +188,7 @@ def test_lost_admission_stops_the_attempt(world: World, conditions: list[tuple[s
     assert part in world.review().request.evicted
 
 
-def test_kueue_is_told_in_the_pass_that_sees_the_driver_run(world: World) -> None:
+def test_running_driver_is_reported_to_kueue_in_the_same_pass(world: World) -> None:
     """No pass may follow: the job's own status does not wake it."""
     world.review()
     world.api.admit(world.queues, "train-1")
