@@ -83,13 +83,17 @@ class Elector:
         await self._stop_renewing()
         self._is_leading = False
         self.lost.clear()
-        stop = stop or asyncio.Event()
+        stop, logged = stop or asyncio.Event(), ""
         while not stop.is_set():
             if await self._try_acquire(self._retry_period * 2):
                 self._is_leading = True
                 _log.info(pairs("became leader", lease=self._name, identity=self.identity))
                 self._renewal = asyncio.create_task(self._renew_until_lost(), name=f"lease {self._name}")
                 return True
+            holder = str((self._lease.get("spec") or {}).get("holderIdentity") or "")
+            if holder not in ("", self.identity, logged):
+                logged = holder
+                _log.info(pairs("waiting for leadership", lease=self._name, holder=holder))
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), self._retry_period * random.uniform(0.8, 1.2))
         return False

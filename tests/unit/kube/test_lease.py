@@ -58,6 +58,22 @@ def test_holder_is_found_despite_clock_skew(
     assert time.monotonic() - lease.started < 30
 
 
+def test_candidate_logs_once_whom_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    lease = LeaseOfAnother()
+
+    async def wait() -> bool:
+        stop, elector = asyncio.Event(), Elector(cast(Client, lease), "n", "l", "two", retry_period=0.01)
+        leading = asyncio.create_task(elector.lead(stop))
+        while lease.reads < 5:
+            await asyncio.wait([leading], timeout=0.01)
+        stop.set()
+        return await leading
+
+    assert not asyncio.run(wait())
+    assert [each.getMessage() for each in caplog.records] == ["waiting for leadership lease=l holder=one"]
+
+
 def test_missing_lease_has_no_holder() -> None:
     class Empty:
         async def get(self, *_: object) -> Object:
