@@ -145,6 +145,23 @@ def test_job_gets_a_cluster_and_a_driver_and_leaves_a_verdict(jobs: Jobs, operat
     assert (row[0], row[1], *row[3:]) == ("train", "Succeeded", "24h", "8h", "simulated", "train-1")
 
 
+def test_stopped_driver_does_not_start_when_somebody_resumes_its_job(jobs: Jobs, operators: Operators) -> None:
+    operators()
+    jobs.create("train")
+    jobs.run_driver("train")
+    jobs.await_state("train", "Running")
+    jobs.api.patch(jobs.path("train"), {"metadata": {"annotations": {names.CANCEL: "requested"}}})
+    jobs.await_state("train", "Cancelled")
+    path = jobs.kube.path("jobs/train-1", "apis/batch/v1")
+    jobs.api.patch(path, {"spec": {"suspend": False}})
+
+    def is_resumed() -> bool:
+        return any(each["reason"] == "JobResumed" for each in jobs.api.get(path)["status"]["conditions"])
+
+    until("Kubernetes has resumed it", is_resumed, SECONDS)
+    assert not jobs.drivers("train")
+
+
 def test_bad_exits_are_retried_on_new_clusters_until_the_budget_is_used(jobs: Jobs, operators: Operators) -> None:
     operators()
     jobs.create("again", retries=1, backoff={"first": "0.1s"})

@@ -36,20 +36,21 @@ def queue(request: pytest.FixtureRequest, stage: Stage, lab: Lab) -> Iterator[Qu
         yield found
 
 
-def create_queue(queue: Queue) -> None:
+def create_queue(queue: Queue, name: str = "team-a", quota: str = "all", cpu: str = "2") -> None:
+    """The LocalQueue, and its ClusterQueue, which is named like its quota."""
     flavor(queue, "any", {})
-    quotas = [{"name": "cpu", "nominalQuota": "2"}, {"name": "memory", "nominalQuota": "1Ti"}]
-    resources = {"coveredResources": ["cpu", "memory"], "flavors": [{"name": "any", "resources": quotas}]}
-    spec = {
-        "namespaceSelector": {},
-        "preemption": {"withinClusterQueue": "LowerPriority"},
-        "resourceGroups": [resources],
-    }
-    create(queue, f"/{GROUP}/clusterqueues", "ClusterQueue", "all", spec=spec)
+    preemption = {"withinClusterQueue": "LowerPriority"}
+    spec = {"namespaceSelector": {}, "preemption": preemption, "resourceGroups": resources(cpu)}
+    create(queue, f"/{GROUP}/clusterqueues", "ClusterQueue", quota, spec=spec)
     path = queue.kube.path("localqueues", GROUP)
-    create(queue, path, "LocalQueue", "team-a", spec={"clusterQueue": "all"})
+    create(queue, path, "LocalQueue", name, spec={"clusterQueue": quota})
     ready = ("Active", "True")
-    until("the queue admits", lambda: ready in conditions(queue.api.get(f"{path}/team-a")), SECONDS)
+    until("the queue admits", lambda: ready in conditions(queue.api.get(f"{path}/{name}")), SECONDS)
+
+
+def resources(cpu: str) -> list[Object]:
+    quotas = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "1Ti"}]
+    return [{"coveredResources": ["cpu", "memory"], "flavors": [{"name": "any", "resources": quotas}]}]
 
 
 def create(queue: Queue, path: str, kind: str, name: str, **fields: object) -> None:
@@ -75,7 +76,7 @@ def test_second_job_waits_until_the_first_has_ended(queue: Queue, operators: Ope
     message = until("Kueue explains", lambda: explained(queue, "second"), SECONDS)
     assert "insufficient unused quota for cpu" in message
     assert (queue.status("second")["state"], queue.clusters("second")) == ("Queued", [])
-    assert admitted(queue) == 1
+    until("only one is admitted", lambda: admitted(queue) == 1, SECONDS)
     queue.end_driver("first", 1, 0)
     queue.await_state("first", "Succeeded")
     queue.end_driver("second", 1, 0)
@@ -106,7 +107,7 @@ def test_job_of_higher_priority_takes_the_quota_and_the_other_one_returns(queue:
     assert "Preempted" in attempt["message"]
     queue.await_workload("guest-2")
     assert (queue.status("guest")["state"], queue.clusters("guest")) == ("Queued", [])
-    assert admitted(queue) == 1
+    until("only one is admitted", lambda: admitted(queue) == 1, SECONDS)
     queue.end_driver("owner", 1, 0)
     queue.await_state("owner", "Succeeded")
     queue.end_driver("guest", 2, 0)
@@ -149,3 +150,15 @@ def test_kueue_that_manages_all_jobs_leaves_drivers_in_a_queue_alone(queue: Queu
     queue.end_driver("again", 2, 0)
     queue.await_state("again", "Succeeded")
     assert queue.workloads() == ["again-1", "again-2"]
+
+
+def test_driver_that_kueue_holds_back_starts_when_its_job_is_resumed(queue: Queue, operators: Operators) -> None:
+    """The queue `default` takes all Jobs of its namespace, and our kinds are not among Kueue's externalFrameworks."""
+    create_queue(queue, "default", "none", cpu="0")
+    operators()
+    queue.create("plain")
+    until("it is explained", lambda: "Kueue" in queue.status("plain").get("message", ""), SECONDS)
+    assert queue.status("plain")["state"] == "Starting"
+    queue.api.patch(f"/{GROUP}/clusterqueues/none", {"spec": {"resourceGroups": resources("2")}})
+    queue.end_driver("plain", 1, 0)
+    assert [each["n"] for each in queue.await_state("plain", "Succeeded")["attempts"]] == [1]

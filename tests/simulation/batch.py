@@ -121,6 +121,10 @@ class Batch:
         finally:
             self._busy.discard(key)
 
+    def is_new(self, key: Key) -> bool:
+        """True if the Job has no pod yet, and gets none at present."""
+        return key not in self._busy and self.server.objects[key]["metadata"]["uid"] not in self._had_pod
+
     def _act(self, key: Key, job: Object) -> None:
         uid, spec, status = job["metadata"]["uid"], job["spec"], job.get("status") or {}
         conditions = {each["type"]: each for each in status.get("conditions") or ()}
@@ -140,11 +144,15 @@ class Batch:
         elif spec.get("suspend"):
             self._delete_pods(pods)
             left = len(self.server.owned("pods", uid))
-            listed = [self._condition("Suspended", "JobSuspended")]
+            listed = [conditions.get("Suspended") or self._condition("Suspended", "JobSuspended")]
+            self._had_pod.discard(uid)  # it gets another one when somebody resumes it
             self.server.patch(key, {"status": {"conditions": listed, "active": 0, "terminating": left}}, "status")
+        elif spec["parallelism"] == 0:
+            self._delete_pods(pods)
+            self.server.patch(key, {"status": {"conditions": [], "active": 0}}, "status")
         elif uid not in self._had_pod:
             self._had_pod.add(uid)
-            self.server.patch(key, {"status": {"started": started, "active": 1}}, "status")
+            self.server.patch(key, {"status": {"started": started, "conditions": [], "active": 1}}, "status")
             self._create_pod(job)
         if limit is not None:
             self._start(self._requeue(key, limit))

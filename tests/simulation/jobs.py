@@ -163,8 +163,8 @@ class JobHistory:
             self.submit, self.submit, self.cancel, self.suspend, self.suspend_early, self.suspend_early, self.resume,
             self.break_spec, self.correct_spec,
             self.replace_job, self.take_name, self.kill_head, self.delete_cluster, self.restore_cluster,
-            self.delete_pod, self.delete_driver, self.cut_off_node, self.cut_off_node, self.bad_network,
-            self.good_network, self.pause_process,
+            self.delete_pod, self.delete_driver, self.hold_drivers, self.release_drivers, self.cut_off_node,
+            self.cut_off_node, self.bad_network, self.good_network, self.pause_process,
         ]  # fmt: skip
         if self.has_schedules:
             self.submit_schedule()
@@ -205,6 +205,7 @@ class JobHistory:
             self._raise_problem()
             self.restore_cluster()
             self.resume()
+            self.release_drivers()
             self.correct_spec()
             self.cancel_schedules()
             if self.clock.now > deadline:
@@ -427,6 +428,19 @@ class JobHistory:
             key = ("jobs", NAMESPACE, f"{job['metadata']['name']}-{last.n if last is not None else 0}")
             if last is not None and last.started is not None and key in self.server.objects:
                 self.server.delete(key)
+
+    def hold_drivers(self) -> None:
+        """Kueue manages all batch/v1 Jobs: it suspends those that are new."""
+        for job in self.server.find("jobs"):
+            key = ("jobs", NAMESPACE, job["metadata"]["name"])
+            if self.batch.is_new(key):
+                self.server.patch(key, {"spec": {"suspend": True}})
+
+    def release_drivers(self) -> None:
+        """Kueue resumes all Jobs, also those that the operator has stopped."""
+        for job in self.server.find("jobs"):
+            if job["spec"].get("suspend"):
+                self.server.patch(("jobs", NAMESPACE, job["metadata"]["name"]), {"spec": {"suspend": False}})
 
     def cut_off_node(self) -> None:
         self.batch.cut_off(self.random.choice(self.batch.nodes), self.random.choice((10.0, 50.0, 200.0, AWAY_SECONDS)))

@@ -22,6 +22,7 @@ from oars.model import Drained, DrainOutcome, LoopState, Observed
 from oars.operator import job_place
 from oars.operator import jobs as operator_jobs
 from oars.places.kube.place import KubePlace
+from oars.places.kube.render.driver import STOPPED
 from oars.places.kube.scale_down import ScaleDownGate
 from oars.places.kube.state import drivers
 from oars.places.kube.state.drivers import see_driver
@@ -173,6 +174,11 @@ def shared_cluster_that_is_used_twice() -> Patch:
     return mock.patch.object(job_place, "see_driver", see)
 
 
+def stopped_driver_that_others_can_resume() -> Patch:
+    """A driver is stopped by suspending its Job and by nothing else."""
+    return mock.patch.dict(STOPPED, {"suspend": True}, clear=True)
+
+
 def run_that_is_forgotten() -> Patch:
     """A run that the status names, but that does not exist yet, is not created."""
     reconcile = schedule.reconcile_schedule
@@ -214,6 +220,7 @@ FAULTS: dict[str, Fault] = {
         Fault(lost_node_that_is_waited_for, "", is_of_jobs=True),
         Fault(removed_driver_that_counts_as_lost, "", is_of_jobs=True),
         Fault(shared_cluster_that_is_used_twice, "", is_of_jobs=True),
+        Fault(stopped_driver_that_others_can_resume, "attempt .* (runs|starts)", is_of_jobs=True),
         Fault(run_that_is_forgotten, "run .* is forgotten", is_of_jobs=True),
     )
 }

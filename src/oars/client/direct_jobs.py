@@ -32,9 +32,9 @@ from oars.kube.kinds import CONFIG_MAP, JOB, POD, Kind, Object
 from oars.model import HEAD, Pause
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER
-from oars.places.kube.render.driver import CONTAINER, Attempted, closed_job, driver_job, driver_name
+from oars.places.kube.render.driver import CONTAINER, STOPPED, Attempted, closed_job, driver_job, driver_name
 from oars.places.kube.state import ownership
-from oars.places.kube.state.drivers import is_suspended, see_driver
+from oars.places.kube.state.drivers import is_stopped, see_driver
 from oars.places.kube.state.root import reference
 from oars.places.kube.why.api_errors import denied_with_rule
 from oars.plan.jobs import (
@@ -492,7 +492,7 @@ class DirectJob(PolledJob):
         return await self._backend.client.create(job)
 
     async def _stop_driver(self, attempt: Attempt) -> None:
-        """As the operator does: a suspended Job starts no pod."""
+        """As the operator does."""
         job = await self._job(attempt.n)
         if job is None:
             try:
@@ -503,8 +503,8 @@ class DirectJob(PolledJob):
             job = await self._create(attempt.n, closed_job(self.name, owner, attempt.n, self.namespace))
         if not self._is_ours(job):  # it has the name, so that ours cannot start
             self._closed.add(attempt.n)
-        elif not is_suspended(job):
-            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}}
+        elif not is_stopped(job):
+            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": dict(STOPPED)}
             await self._backend.client.patch(JOB, job["metadata"]["name"], self.namespace, change)
 
     async def _remove_driver(self, n: int) -> None:

@@ -1,9 +1,9 @@
 """One ComputeJob in its namespace: a ComputeCluster, a batch/v1 Job and a kept log per attempt. See control.jobs.
 
 All names follow from the job's name and the number of the attempt, which is in the status before anything is created;
-so an object that exists already was created by an earlier pass. A driver is stopped by suspending its Job. The Job is
-never deleted, because its name is the lock of the attempt: a request of an earlier pass or of an earlier leader that
-arrives late cannot start another driver."""
+so an object that exists already was created by an earlier pass. A driver is stopped by suspending its Job, and by
+allowing it no pod, which counts if somebody else resumes it. The Job is never deleted, because its name is the lock of
+the attempt: a request of an earlier pass or of an earlier leader that arrives late cannot start another driver."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from oars.operator.driver_logs import DriverLog, DriverLogs
 from oars.operator.resources import Key, compute_cluster
 from oars.places.kube import names
 from oars.places.kube.kinds import COMPUTE_CLUSTER, COMPUTE_JOB
-from oars.places.kube.render.driver import Attempted, closed_job, driver_job, driver_name, job_labels
+from oars.places.kube.render.driver import STOPPED, Attempted, closed_job, driver_job, driver_name, job_labels
 from oars.places.kube.state import ownership
-from oars.places.kube.state.drivers import is_suspended, see_driver
+from oars.places.kube.state.drivers import is_stopped, see_driver
 from oars.plan.jobs import (
     MAX_ATTEMPTS,
     ClusterSeen,
@@ -186,11 +186,10 @@ class KubeJobPlace:
         await self._create(JOB, driver_job(attempted, self._spec))
 
     async def _stop_driver(self, n: int) -> None:
-        """Suspend the driver's Job, so that Kubernetes stops its pod and starts none. If there is no Job, create it
-        suspended."""
+        """Stop the driver's Job: Kubernetes stops its pod and starts none. If there is no Job, create it so."""
         job = self._job(n) or await self._create(JOB, closed_job(self._name, self._owner(), n, self._namespace))
-        if not is_suspended(job):
-            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": {"suspend": True}}
+        if not is_stopped(job):
+            change = {"metadata": {"uid": job["metadata"]["uid"]}, "spec": dict(STOPPED)}
             await self._client.patch(JOB, job["metadata"]["name"], self._namespace, change)
         for pod in self._pods(n):
             if (pod.get("status") or {}).get("phase") == "Running":

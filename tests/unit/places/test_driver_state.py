@@ -33,9 +33,18 @@ def pod(phase: str, *, age: float = 10, deleted: float | None = None, node: str 
     return {"metadata": metadata, "spec": {"nodeName": node} if node else {}, "status": status}
 
 
-def job(*conditions: str, suspend: bool = False, reason: str = "", **status: Any) -> Object:
+def job(*conditions: str, reason: str = "", spec: Object | None = None, **status: Any) -> Object:
     listed = [{"type": each, "status": "True", "reason": reason, "lastTransitionTime": at(-4)} for each in conditions]
-    return {"metadata": {}, "spec": {"suspend": suspend}, "status": {"conditions": listed, **status}}
+    return {"metadata": {}, "spec": spec or {}, "status": {"conditions": listed, **status}}
+
+
+def stopped(*conditions: str, **status: Any) -> Object:
+    return job(*conditions, spec={"suspend": True, "parallelism": 0}, **status)
+
+
+def held(*conditions: str) -> Object:
+    """Suspended by somebody else, such as Kueue."""
+    return job(*conditions, spec={"suspend": True, "parallelism": 1})
 
 
 @pytest.mark.parametrize(
@@ -47,13 +56,16 @@ def job(*conditions: str, suspend: bool = False, reason: str = "", **status: Any
         ([], job("Failed"), STARTED, DriverState.LOST),
         ([], job("Complete"), NEW, DriverState.ENDED),  # the pod is gone, its success is not
         ([], job("Failed"), ENDED, DriverState.ABSENT),  # removed
-        ([], job(suspend=True), NEW, DriverState.STARTING),  # the controller may just create a pod
-        ([], job("Suspended", suspend=True), NEW, DriverState.CLOSED),
-        ([], job("Suspended", suspend=True), STARTED, DriverState.LOST),
-        ([], job("Suspended", suspend=True, terminating=1), NEW, DriverState.STARTING),  # a pod that is not known yet
-        ([pod("Pending", deleted=-1, node="")], job("Suspended", suspend=True, terminating=1), NEW, DriverState.CLOSED),
+        ([], stopped(), NEW, DriverState.STARTING),  # the controller may just create a pod
+        ([], stopped("Suspended"), NEW, DriverState.CLOSED),
+        ([], stopped("Suspended"), STARTED, DriverState.LOST),
+        ([], stopped("Suspended", terminating=1), NEW, DriverState.STARTING),  # a pod that is not known yet
+        ([pod("Pending", deleted=-1, node="")], stopped("Suspended", terminating=1), NEW, DriverState.CLOSED),
+        ([], held("Suspended"), NEW, DriverState.STARTING),  # it starts when it is resumed
+        ([], held("Suspended"), STARTED, DriverState.ABSENT),  # it must be stopped, or another one starts
+        ([], job(spec={"suspend": False, "parallelism": 0}), NEW, DriverState.STARTING),  # it must be stopped again
         ([pod("Running")], None, STARTED, DriverState.RUNNING),  # it outlives its Job
-        ([pod("Running", deleted=-1)], job("Suspended", suspend=True), STARTED, DriverState.RUNNING),
+        ([pod("Running", deleted=-1)], stopped("Suspended"), STARTED, DriverState.RUNNING),
         ([pod("Running", deleted=5 - LOST_SECONDS)], job(), STARTED, DriverState.RUNNING),
         ([pod("Running", deleted=-5 - LOST_SECONDS)], job(), STARTED, DriverState.UNREACHABLE),
         ([pod("Pending", deleted=-5 - LOST_SECONDS)], job(), NEW, DriverState.UNREACHABLE),
@@ -69,6 +81,10 @@ def test_times_of_the_pod() -> None:
     assert see_driver([pod("Running")], job(), NEW, NOW).started == NOW - 30
     ended = see_driver([pod("Failed", code=3)], job(), NEW, NOW)
     assert ended == DriverSeen(DriverState.ENDED, 3, NOW - 5 + 0.999, started=NOW - 30)
+
+
+def test_driver_that_kueue_holds_back_is_explained() -> None:
+    assert "Kueue" in see_driver([], held("Suspended"), NEW, NOW).message
 
 
 def test_lost_node_is_named() -> None:

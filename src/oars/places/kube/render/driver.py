@@ -46,6 +46,10 @@ except OSError as error:
 """
 
 
+# The fields of a Job whose driver must not run. The second one counts if somebody else resumes the Job, such as Kueue.
+STOPPED: dict[str, object] = {"suspend": True, "parallelism": 0}
+
+
 @dataclass(frozen=True)
 class Attempted:
     """The attempt that a driver is for: job, owner reference, number and cluster. seconds: until Kubernetes stops it;
@@ -88,7 +92,7 @@ def closed_job(job: str, owner: Object, n: int, namespace: str) -> Object:
     container = {"name": CONTAINER, "image": "closed", "command": ["true"]}
     pod = {"spec": {"containers": [container], "restartPolicy": "Never"}}
     closed = _job(job, owner, n, namespace, pod)
-    closed["spec"]["suspend"] = True
+    closed["spec"] |= STOPPED
     return closed
 
 

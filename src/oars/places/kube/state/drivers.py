@@ -1,7 +1,7 @@
 """What a driver's pod and its batch/v1 Job say about the driver. Pure.
 
 The pod decides, as its phase is known before the Job's. The Job decides when there is no pod: it keeps the name of the
-attempt, and a suspended one starts no pod."""
+attempt, and one that we have stopped starts no pod."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from dataclasses import replace
 from datetime import datetime
 
 from oars.places.kube.names import Object
-from oars.places.kube.render.driver import CONTAINER
+from oars.places.kube.render.driver import CONTAINER, STOPPED
 from oars.plan.jobs import DEADLINE, NODE_LOST, DriverSeen, DriverState
 from oars.spec.job_status import Attempt
 
 LOST_SECONDS = 30.0  # a pod that is still there so long after its grace period is on a node that does not answer
 _DELETED = "The driver's pod was deleted."
+_SUSPENDED = (
+    "The driver's Job is suspended, but not by Oars: the driver starts when the Job is resumed. If Kueue suspended it, "
+    "see the section on queues of the page on jobs."
+)
 _ORDER = (DriverState.RUNNING, DriverState.STARTING, DriverState.UNREACHABLE)  # of several pods the first one decides
 
 
@@ -55,8 +59,9 @@ def see_pod(pod: Object, now: float) -> DriverSeen:
     return DriverSeen(DriverState.STARTING, message=f"The driver's pod waits. {message}".strip())
 
 
-def is_suspended(job: Object) -> bool:
-    return bool(job["spec"].get("suspend"))
+def is_stopped(job: Object) -> bool:
+    """True if we have stopped it, so that it starts no pod any more."""
+    return all(job["spec"].get(field) == value for field, value in STOPPED.items())
 
 
 def _is_dropped(pod: Object) -> bool:
@@ -78,8 +83,10 @@ def _see_job(job: Object, attempt: Attempt, dropped: int) -> DriverSeen:
         return DriverSeen(DriverState.LOST, ended=_seconds(failed.get("lastTransitionTime")), message=_DELETED)
     status = job.get("status") or {}
     has_pods = status.get("active", 0) + status.get("terminating", 0) > dropped
-    if is_suspended(job) and _condition(job, "Suspended") is not None and not has_pods:
+    if job["spec"].get("suspend") and _condition(job, "Suspended") is not None and not has_pods:
         has_run = attempt.started is not None
+        if not is_stopped(job):  # somebody else may resume it: a driver that has run must be stopped for good
+            return DriverSeen() if has_run else DriverSeen(DriverState.STARTING, message=_SUSPENDED)
         return DriverSeen(DriverState.LOST if has_run else DriverState.CLOSED, message=_DELETED if has_run else "")
     return DriverSeen(DriverState.STARTING, message="The driver's pod is being created.")
 
