@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 HELP_WORDS: tuple[list[str], ...] = ([], ["-h"], ["--help"])
+COMPLETION_VARIABLE = "_OARS_COMPLETE"  # completion scripts set it and call `oars` without arguments
 
 # Words of other tools, and the command that does the same.
 MEANT: Mapping[str, str] = {

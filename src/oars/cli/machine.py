@@ -13,6 +13,7 @@ from click.shell_completion import get_completion_class
 
 import oars
 from oars.base.errors import UsageError
+from oars.cli.commands import COMPLETION_VARIABLE
 from oars.cli.errors import say
 from oars.cli.options import ClusterOptions, cluster_options, quiet_option
 from oars.cli.output import Column, emit, output_option, show_span, table, write
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from oars.service.environments import EnvInfo, EnvironmentService
 
 
-COMPLETION_VARIABLE = "_OARS_COMPLETE"
 LEVEL_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FINDINGS: tuple[Column[Finding], ...] = (
     Column("", lambda f: f.level, paint=lambda text: click.style(text, fg=LEVEL_COLOURS[text.strip()])),

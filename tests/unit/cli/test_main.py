@@ -25,6 +25,7 @@ EVERY_COMMAND = [
     ["config", "show"],
 ]
 HEAVY = {"pydantic", "yaml", "rich", "asyncio", "cryptography", "oars.client", "oars.engines", "oars.spec"}
+PROGRAM = Path(sys.executable).with_name("oars")
 ENGINES = {"dask", "distributed", "ray", "xorbits", "mars"}
 
 
@@ -103,6 +104,12 @@ def test_group_without_a_command_prints_its_help(group: list[str], capsys: pytes
     assert [] in HELP_WORDS  # the console script prints it without importing click
 
 
+@pytest.mark.parametrize("words", [["help"], ["help", "up"], ["help", "jobs", "ls"]], ids=" ".join)
+def test_help_is_a_word_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert oars(*words) == 0
+    assert capsys.readouterr().out.startswith(" ".join(["Usage: oars", *words[1:]]))
+
+
 def test_negative_number_of_workers_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert oars("scale", "demo", "-1") == 2
     assert "error: -1 is not a valid number of workers." in capsys.readouterr().err
@@ -130,6 +137,32 @@ def test_completion_imports_nothing_heavy() -> None:
     loaded = modules(_OARS_COMPLETE="bash_complete", COMP_WORDS="oars down ", COMP_CWORD="2")
     assert "oars.cli.clusters" in loaded
     assert loaded.isdisjoint(ENGINES | {"pydantic", "yaml", "rich", "cryptography", "oars.client"})
+
+
+@pytest.mark.parametrize(
+    ("shell", "number", "expected"),
+    [("bash", "1", "plain,status\n"), ("zsh", "1", "plain\nstatus\n"), ("fish", "stat", "plain,status\t")],
+)
+def test_program_completes_for_every_shell(shell: str, number: str, expected: str) -> None:
+    """Their scripts call it without arguments."""
+    environ = {"_OARS_COMPLETE": f"{shell}_complete", "COMP_WORDS": "oars stat", "COMP_CWORD": number}
+    done = subprocess.run(
+        [PROGRAM], env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith(expected)
+
+
+def test_bash_completes() -> None:
+    lines = [
+        'eval "$(oars completion bash)"',
+        "COMP_WORDS=(oars up --engine d) COMP_CWORD=3",
+        "_oars_completion oars",
+        'echo "${COMPREPLY[*]}"',
+    ]
+    environ = {**os.environ, "PATH": f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}"}
+    argv = ["bash", "--norc", "-c", "\n".join(lines)]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "dask\n", done.stderr
 
 
 @pytest.mark.parametrize(
