@@ -125,6 +125,15 @@ def test_options_override_the_file(tmp_path: Path) -> None:
         oars("down", "filed", "-q")
 
 
+def test_scale_says_that_autoscaling_ends(demo: str) -> None:
+    for number in ("2", "1"):  # 2 are ready already: there is hardly any progress
+        oars("adapt", demo, "1", "3")
+        told = oars("scale", demo, number).stderr.splitlines()
+        assert told[0] == "demo: autoscaling of group default is off from now on"
+    told = oars("scale", demo, "2", "--group", "x", code=3).stderr.splitlines()
+    assert told[0].startswith("error: Cluster 'demo' has no worker group 'x'.")
+
+
 def test_why_reports_a_killed_worker(demo: str) -> None:
     victim = status(demo)["members"][1]["pid"]
     os.kill(victim, signal.SIGKILL)

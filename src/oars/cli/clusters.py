@@ -201,7 +201,8 @@ def scale(name: str, service: Service, output: str, quiet: bool, no_wait: bool, 
     Workers are drained before they are removed; `oars why` shows what a worker waits for.
     """
     with Progress(quiet=quiet) as progress:
-        found = signals.run(service.scale(name, timeout=None if no_wait else timeout, progress=progress, **change))
+        seconds = None if no_wait else timeout
+        found = signals.run(service.scale(name, timeout=seconds, progress=progress, note=progress.note, **change))
         if no_wait and has_leaving_workers(found):
             _say_if_idle(found, progress)
     emit_status(found, service, output, members=False)

@@ -412,7 +412,7 @@ class AsyncCluster:
         """Set the number of workers of a group (by default the first) and return at once. Workers are drained before
         they are removed, unless `force` discards their data. Ends autoscaling of the group."""
         handle, shown = self._started(), self._shown()
-        await scale(handle, workers, group, force=force, progress=self._progress)
+        await scale(handle, workers, group, force=force, note=self._progress)
         await self._update(shown and _with_numbers(shown, await handle.spec(), await handle.generation()))
 
     @suggest_keywords

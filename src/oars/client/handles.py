@@ -142,15 +142,15 @@ async def read_logs(handle: ClusterHandle, member: str | None = None, tail: int 
 
 
 async def scale(
-    handle: ClusterHandle, workers: int, group: str | None = None, *, force: bool = False, progress: Progress = ignore
+    handle: ClusterHandle, workers: int, group: str | None = None, *, force: bool = False, note: Progress = ignore
 ) -> None:
-    """Set the number of workers of a group; None: the first one. Ends its autoscaling, and says so. force: do not
-    drain."""
+    """Set the number of workers of a group; None: the first one. Ends its autoscaling, and says so by `note`. force: do
+    not drain."""
     spec = await handle.spec()
     chosen = _group(handle.name, spec, group).name
-    if chosen in spec.autoscaled:
-        progress(f"{handle.name}: autoscaling of group {chosen} is off from now on")
     await handle.change(lambda spec: with_workers(handle.name, spec, workers, group), force=force)
+    if chosen in spec.autoscaled:
+        note(f"{handle.name}: autoscaling of group {chosen} is off from now on")
 
 
 def with_workers(name: str, spec: ClusterSpec, replicas: int, group: str | None) -> ClusterSpec:

@@ -280,7 +280,7 @@ class Service:
         is_chosen = location["place"] is not None
         return Service(self.environ, Location(**location) if is_chosen else make_location(str, **location))
 
-    async def scale(
+    async def scale(  # noqa: PLR0913 (all but two are keywords)
         self,
         name: str,
         workers: int,
@@ -289,12 +289,14 @@ class Service:
         group: str | None = None,
         force: bool = False,
         progress: Progress = ignore,
+        note: Progress = ignore,
     ) -> Status:
-        """Set the number of workers and wait until they are ready; timeout None: do not wait. Autoscaling ends."""
+        """Set the number of workers and wait until they are ready; timeout None: do not wait. Autoscaling ends, and
+        `note` is called with a sentence about that."""
         async with self.cluster(name) as handle:
             await handle.report()  # starts the keeper if it died, and fails early
+            await scale(handle, workers, group, force=force, note=note)
             progress(f"{name}: scaling to {workers} {'worker' if workers == 1 else 'workers'}")
-            await scale(handle, workers, group, force=force, progress=progress)
             if timeout is None:
                 return (await handle.report()).status
             return await wait_ready(handle, None, timeout, progress)

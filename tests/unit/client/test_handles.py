@@ -297,7 +297,7 @@ def test_scale_says_that_autoscaling_ends() -> None:
     said: list[str] = []
     handle = Handle()
     for number in (4, 2):
-        asyncio.run(scale(cast(ClusterHandle, handle), number, "gpu", progress=said.append))
+        asyncio.run(scale(cast(ClusterHandle, handle), number, "gpu", note=said.append))
     assert said == ["demo: autoscaling of group gpu is off from now on"]
     assert numbers(handle.spec_now) == [("cpu", 0, 5), ("gpu", 2, None)]
 
