@@ -88,7 +88,8 @@ def up(name: str | None, options: ClusterOptions, output: str, quiet: bool) -> N
 def apply(name: str | None, options: ClusterOptions, force: bool, output: str, quiet: bool) -> None:
     """Create a cluster or change the existing one, and wait until it matches the spec.
 
-    `oars diff` shows the changes beforehand. A local cluster can only change its numbers of workers.
+    `oars diff` shows the changes beforehand. A local cluster can change its numbers of workers,
+    autoscaling, drain and lifetime only.
     """
     chosen, spec = options.resolve(name)
     outcomes: list[Outcome] = []

@@ -27,7 +27,10 @@ def compare(before: ClusterSpec, after: ClusterSpec) -> list[Change]:
         for number in NUMBERS:
             del group[number]
     if old != new:
-        message = "On this machine only the numbers of workers can change; for anything else recreate the cluster."
+        message = (
+            "On this machine only the numbers of workers, autoscaling, drain and lifetime can change; for "
+            "anything else recreate the cluster."
+        )
         return [Change(Effect.REFUSED, message, lines_between(old, new))]
     found = []
     for now, then in zip(before.workers, after.workers, strict=True):
@@ -38,7 +41,7 @@ def compare(before: ClusterSpec, after: ClusterSpec) -> list[Change]:
     bounds = NUMBERS - {"replicas"}
     loop_settings = [
         {
-            **spec.model_dump(mode="json", include=SETTINGS),
+            **spec.model_dump(mode="json", by_alias=True, include=SETTINGS),
             "workers": [_numbers(group, bounds) for group in spec.workers],
         }
         for spec in (before, after)
@@ -50,7 +53,7 @@ def compare(before: ClusterSpec, after: ClusterSpec) -> list[Change]:
 
 def _members(spec: ClusterSpec) -> dict[str, Any]:
     """The part of the spec that members depend on, with the default of cpu."""
-    data = spec.model_dump(mode="json", exclude=IGNORED)
+    data = spec.model_dump(mode="json", by_alias=True, exclude=IGNORED)
     data["head"]["cpu"] = spec.head.processors
     for group, written in zip(data["workers"], spec.workers, strict=True):
         group["cpu"] = written.processors

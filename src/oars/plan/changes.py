@@ -71,5 +71,7 @@ def _short(value: Any) -> str:
         return "nothing"
     if isinstance(value, Mapping) and set(value) == {"name", "value"}:
         value = value["value"]
+    if isinstance(value, float):
+        value = f"{value:.10g}"  # cpu: 2, not 2.0
     text = " ".join(str(value).split())
     return text if len(text) <= _LONG else f"{text[:_LONG]}…"

@@ -259,7 +259,7 @@ def test_diff_and_apply_of_a_local_cluster(capsys: pytest.CaptureFixture[str]) -
     assert oars("diff", "new", "--engine", "toy", "-o", "name") == 1
     assert capsys.readouterr().out == "added\n"
     assert oars("apply", "demo", "--engine", "toy", "--cpu", "4", "--workers", "2") == 2
-    assert "only the numbers of workers can change" in capsys.readouterr().err
+    assert "only the numbers of workers, autoscaling, drain and lifetime can change" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["status", "why", "logs", "down", "shell", "exec", "scale", "dashboard"])

@@ -26,3 +26,11 @@ def test_default_cpu_is_no_change() -> None:
     before = spec(workers=[{"replicas": 2, "cpu": 1}], head={"cpu": 1})
     assert effects(before, spec(workers=[{"replicas": 2}])) == []
     assert effects(before, spec(workers=[{"replicas": 2, "cpu": 2}])) == [Effect.REFUSED]
+
+
+def test_fields_are_named_as_in_files() -> None:
+    before, after = (spec(lifetime={"noClient": time}, head={"cpu": cpu}) for time, cpu in (("5m", 1), (0, 1)))
+    (change,) = compare(before, after)
+    assert (change.effect, change.lines) == (Effect.IN_PLACE, ("lifetime.noClient: 300 → 0",))
+    (refused,) = compare(before, spec(head={"cpu": 2.5}))
+    assert refused.lines == ("head.cpu: 1 → 2.5",)

@@ -40,7 +40,7 @@ def compare(before: Version, after: Version) -> tuple[Change, ...]:
     if refused:
         return refused
     found = list(_owned_objects(before, after))
-    old, new = (version.spec.model_dump(mode="json", include=LOOP_FIELDS) for version in (before, after))
+    old, new = (version.spec.model_dump(mode="json", by_alias=True, include=LOOP_FIELDS) for version in (before, after))
     if lines := lines_between(old, new):
         found.append(Change(Effect.IN_PLACE, "Settings of the control loop change.", lines))
     head = head_replacement(before.desired, after.desired)
