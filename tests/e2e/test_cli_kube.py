@@ -290,6 +290,15 @@ class TestOperated:
         refused = oars("apply", "-f", description, *oars.at, "--set", "dask.protocol=tcp", code=2).stderr
         assert "dask.protocol cannot change" in refused
 
+    def test_idle_cluster_ends_by_itself(self, oars: Line) -> None:
+        """Nobody but the operator is there then."""
+        image = ("--engine", "dask", "--image", oars.kube.image("dask"))
+        oars("up", "brief", *image, *SMALL, *oars.at, "--workers", "1", "--set", "lifetime.idle=10s", "-q")
+        assert "sum 45" in oars("exec", "brief", *oars.at, "--", "python", "-c", SCRIPT, code=3).stdout
+        until(lambda: not oars.kube.pods("oars.dev/cluster=brief"), SECONDS)
+        [gone] = json.loads(oars("ls", "--gone", *oars.at, "-o", "json").stdout)
+        assert (gone["name"], gone["mode"], gone["reason"]) == ("brief", "operator", "Idle")
+
 
 class TestAlone:
     def test_run_starts_a_cluster_for_a_script(self, oars: Line, tmp_path: Path) -> None:
