@@ -109,7 +109,11 @@ def _announce_token(token: Path, listen: str) -> None:
 @click.option("--token-file", metavar="FILE", help=f"The join token. Default: the variable {TOKEN_VARIABLE}.")
 @click.option("--name", metavar="NAME", help="Unique name of these workers. Default: the name of this machine.")
 @click.option(
-    "--host", default="", metavar="ADDRESS", help="This machine's address. Default: by the route to the head."
+    "--host",
+    default="",
+    show_default=False,
+    metavar="ADDRESS",
+    help="This machine's address. Default: by the route to the head.",
 )
 @click.option("--workers", default=1, type=click.IntRange(1, 200), metavar="N", help="Number of worker processes.")
 @click.option("--cpu", metavar="CPU", help="CPUs of each worker. Default: an equal share of the machine.")

@@ -20,12 +20,28 @@ def image() -> None:
 @image.command("build")
 @image_options
 @click.option("--distribution", metavar="NAME", help="For engines that have several, such as mars: xorbits or pymars.")
-@click.option("-t", "--tag", default="", metavar="TAG", help="Name of the image. Default: such as oars-mars:0.8.2.")
-@click.option("--base", default="", metavar="IMAGE", help="An image that has python3 with venv. Default: Python's own.")
-@click.option("--python", default="", metavar="X.Y", help="Version of Python. Default: that of this Python.")
+@click.option(
+    "-t",
+    "--tag",
+    default="",
+    show_default=False,
+    metavar="TAG",
+    help="Name of the image. Default: such as oars-mars:0.8.2.",
+)
+@click.option(
+    "--base",
+    default="",
+    show_default=False,
+    metavar="IMAGE",
+    help="An image that has python3 with venv. Default: Python's own.",
+)
+@click.option(
+    "--python", default="", show_default=False, metavar="X.Y", help="Version of Python. Default: that of this Python."
+)
 @click.option(
     "--builder",
     default="",
+    show_default=False,
     metavar="COMMAND",
     help="Default: docker, podman, nerdctl or buildah. Any command with their options of `build`.",
 )
@@ -40,7 +56,7 @@ def build_image(
 
     It takes the options of `oars up`; those that do not affect the image have no effect.
 
-    \\b
+    \b
     oars image build --engine mars --distribution pymars -t registry/mars:1
     oars image build --engine dask --package s3fs --output-dir image
     """

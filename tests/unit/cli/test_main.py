@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -47,6 +48,16 @@ def modules(*args: str, **environ: str) -> set[str]:
     return set(json.loads(done.stderr.splitlines()[-1]))
 
 
+def all_commands(group: click.Group) -> Iterator[list[str]]:
+    """The words of every command, also of those in groups."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield [name]
+        if isinstance(command, click.Group):
+            yield from ([name, *words] for words in all_commands(command))
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert oars("--help") == 0
     shown = capsys.readouterr()
@@ -71,6 +82,13 @@ def test_contradicting_options_are_refused(words: list[str], expected: str, caps
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert oars(*command, "--help") == 0
     assert capsys.readouterr().out.startswith(f"Usage: oars {' '.join(command)}")
+
+
+@pytest.mark.parametrize("command", list(all_commands(cli)), ids=" ".join)
+def test_help_shows_no_markup_and_no_empty_default(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert oars(*command, "--help") == 0
+    text = capsys.readouterr().out
+    assert "\\b" not in text and 'default: ""' not in text
 
 
 @pytest.mark.parametrize(
