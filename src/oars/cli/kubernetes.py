@@ -60,8 +60,8 @@ def render(
     rendered = manifests.render(chosen, spec, namespace, create_namespace=create_namespace, secrets=secrets)
     note = signals.run(manifests.complete_secret(rendered, secrets, options.location, os.environ))
     emit_manifests(output, rendered.objects)
-    for each in filter(None, (note, rendered.note)):
-        if not quiet:
+    if not quiet:
+        for each in filter(None, (note, *rendered.notes)):
             say(each)
 
 

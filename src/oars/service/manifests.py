@@ -21,30 +21,32 @@ from oars.places.kube.render.values import secret_files
 from oars.places.kube.state.secrets import find_secret, make_secrets
 from oars.plan.desired import build
 from oars.spec.cluster import ClusterSpec
+from oars.spec.load import check_packages_in_image
 
 FIND_SECONDS = 3.0  # for the API server to answer whether there is a Secret
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Manifests, and the name of the Secret that they need; empty: none. namespace None: that of the context. note:
+    """Manifests, and the name of the Secret that they need; empty: none. namespace None: that of the context. notes:
     what they cannot do."""
 
     name: str
     namespace: str | None
     objects: Sequence[dict[str, Any]]
     secret: str
-    note: str = ""
+    notes: Sequence[str] = ()
 
 
-NO_LIFETIME = "lifetime has no effect on rendered manifests: nobody runs their loop. Use the operator or direct mode."
+NO_LOOP = "{} no effect on rendered manifests: nobody runs their loop. Use the operator or direct mode."
 
 
 def render(
     name: str, spec: ClusterSpec, namespace: str | None, *, create_namespace: bool = False, secrets: str = "inline"
 ) -> Rendered:
     """secrets: "inline" includes a Secret with new content, "reference" leaves it out, "only" makes just that. Without
-    a namespace, in arguments or spec, the objects name none."""
+    a namespace, in arguments or spec, the objects name none. Raises SpecError for packages that no image has."""
+    check_packages_in_image(spec)
     create = spec.namespace.create or create_namespace
     spec = spec.model_copy(update={"namespace": spec.namespace.model_copy(update={"create": create})})
     chosen = spec.namespace_for(checked_name(name), namespace)
@@ -63,8 +65,9 @@ def render(
     if not chosen:
         for obj in objects:
             del obj["metadata"]["namespace"]
-    note = NO_LIFETIME if cluster.lifetime.is_limited else ""
-    return Rendered(name, chosen, objects, names.root(name) if files else "", note)
+    notes = [NO_LOOP.format("lifetime has")] if cluster.lifetime.is_limited else []
+    notes += [NO_LOOP.format(f"min and max of group {group} have") for group in spec.autoscaled]
+    return Rendered(name, chosen, objects, names.root(name) if files else "", notes)
 
 
 async def complete_secret(rendered: Rendered, secrets: str, location: Location, environ: Mapping[str, str]) -> str:

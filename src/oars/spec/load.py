@@ -190,3 +190,14 @@ def copy_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: copy_plain(child) for key, child in value.items()}
     return [copy_plain(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+def check_packages_in_image(spec: ClusterSpec, path: str = "") -> None:
+    """Raises SpecError if a cluster on Kubernetes needs packages and names no image that may have them. path: of the
+    cluster's fields."""
+    if spec.environment.packages and spec.image is None:
+        options = shlex.join(word for each in spec.environment.packages for word in ("--package", each))
+        raise SpecError(
+            f"{path}environment.packages: on Kubernetes nobody installs packages; pods have what their image has.",
+            f"Run `oars image build --engine {spec.engine} {options}`, and set {path}image.",
+        )

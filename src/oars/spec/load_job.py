@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from oars.base.errors import SpecError
 from oars.spec import edit, text
 from oars.spec.cluster import API_VERSION, KIND
 from oars.spec.job import JOB_KIND, MAX_ARCHIVE, MAX_SCHEDULE_NAME, JobSpec, check_job_name
-from oars.spec.load import NO_OVERRIDES, check_header, copy_plain, header_problems
+from oars.spec.load import NO_OVERRIDES, check_header, check_packages_in_image, copy_plain, header_problems
 from oars.spec.options import OptionModel, check_blocks
 from oars.spec.problems import Problem, in_block, in_plain, raise_for
 from oars.spec.text import Loc
@@ -90,13 +89,8 @@ def check_on_kubernetes(spec: JobSpec) -> None:
             "packed.",
             "Let `oars submit` fill in workingDir.",
         )
-    cluster = spec.cluster
-    if cluster is not None and cluster.environment.packages and cluster.image is None:
-        options = shlex.join(word for each in cluster.environment.packages for word in ("--package", each))
-        raise SpecError(
-            "cluster.environment.packages: on Kubernetes nobody installs packages; pods have what their image has.",
-            f"Run `oars image build --engine {cluster.engine} {options}`, and set cluster.image.",
-        )
+    if spec.cluster is not None:
+        check_packages_in_image(spec.cluster, "cluster.")
 
 
 def check_schedule_name(name: str, spec: JobSpec) -> None:

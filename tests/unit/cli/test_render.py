@@ -208,3 +208,16 @@ def test_lifetime_of_rendered_manifests_is_refused_aloud(capsys: pytest.CaptureF
     objects, noted = rendered(capsys, "--engine", "dask", "--set", "lifetime.idle=30m")
     assert objects and "lifetime has no effect on rendered manifests" in noted
     assert "lifetime" not in plain
+
+
+def test_bounds_of_rendered_manifests_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    objects, noted = rendered(capsys, "--engine", "dask", "--set", "workers.default.max=3")
+    assert objects and "min and max of group default have no effect on rendered manifests" in noted
+
+
+def test_packages_that_no_image_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    objects, told = rendered(capsys, "--engine", "dask", "--package", "humanize", code=2)
+    assert not objects and "environment.packages: on Kubernetes nobody installs packages" in told
+    assert "Run `oars image build --engine dask --package humanize`, and set image." in told
+    objects, told = rendered(capsys, "--engine", "dask", "--package", "humanize", "--image", "registry/dask:1")
+    assert objects and "packages" not in told
