@@ -198,13 +198,20 @@ def test_deadline_ends_a_driver_that_ignores_signals(work: Path, own_state: Path
 def test_suspend_resume_and_ttl(work: Path, own_state: Path) -> None:
     job = Job(script(work, WAIT_ONCE), cluster=TOY, name="pause", ttl_after_finished="2s")
     wait_for(directory(own_state, "pause") / "work/running")
-    oars("jobs", "suspend", "pause")
-    until(lambda: job.status().state is JobState.SUSPENDED, SECONDS)
+    suspended = json.loads(oars("jobs", "suspend", "pause", "-o", "json").stdout)
+    assert (suspended["state"], suspended["message"]) == ("Suspended", "Continue it with `oars jobs resume pause`.")
     assert not clusters()
-    oars("jobs", "resume", "pause")
+    assert json.loads(oars("jobs", "resume", "pause", "-o", "json").stdout)["state"] != "Suspended"
     found = job.wait(SECONDS)
     assert (found.state, found.attempt, found.failed, found.lost) == (JobState.SUCCEEDED, 2, 0, 0)
     until(lambda: not (own_state / "jobs/pause").exists(), SECONDS)
+
+
+def test_job_that_has_ended_can_only_be_removed(work: Path) -> None:
+    oars("submit", "--engine", "toy", "--name", "over", "--", "python", script(work, ""))
+    for command in ("suspend", "resume"):
+        assert "Job 'over' has ended: Succeeded." in oars("jobs", command, "over", code=1).stderr
+    assert "Job over has ended before: Succeeded." in oars("jobs", "cancel", "over").stderr
 
 
 def test_interrupted_submit_leaves_the_job_running(work: Path, own_state: Path) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from oars.service.jobs import JobInfo, JobManifest, JobService
 
 job_argument = click.argument("name", metavar="NAME", shell_complete=completions.jobs)
+no_wait_option = click.option("--no-wait", is_flag=True, help="Return at once.")
 
 
 CANCEL_SECONDS = 60.0
@@ -339,32 +340,42 @@ def wait(name: str, timeout: float, service: Service, output: str) -> int:
 
 @jobs.command("cancel")
 @job_argument
-@click.option("--no-wait", is_flag=True, help="Return at once.")
+@no_wait_option
 @timeout_option("1m")
 @location_options
 @output_option
 def cancel(name: str, no_wait: bool, timeout: float, service: Service, output: str) -> None:
     """Stop a job. Its status and its output stay."""
-    signals.run(_service(service.location).cancel(name, None if no_wait else timeout))
+    found = signals.run(_service(service.location).cancel(name, None if no_wait else timeout))
+    if found.state.is_final and found.state is not JobState.CANCELLED:
+        say(f"Job {name} has ended before: {found.state}.")
     emit_job(signals.run(_service(service.location).get(name)), output)
 
 
 @jobs.command("suspend")
 @job_argument
+@no_wait_option
+@timeout_option("1m")
 @location_options
 @output_option
-def suspend(name: str, service: Service, output: str) -> None:
+def suspend(name: str, no_wait: bool, timeout: float, service: Service, output: str) -> None:
     """Stop a job's driver and its cluster until `oars jobs resume`."""
-    emit_job(signals.run(_service(service.location).suspend(name, suspended=True)), output)
+    _suspend(service, name, None if no_wait else timeout, output, suspended=True)
 
 
 @jobs.command("resume")
 @job_argument
+@no_wait_option
+@timeout_option("1m")
 @location_options
 @output_option
-def resume(name: str, service: Service, output: str) -> None:
+def resume(name: str, no_wait: bool, timeout: float, service: Service, output: str) -> None:
     """Continue a suspended job with a new attempt."""
-    emit_job(signals.run(_service(service.location).suspend(name, suspended=False)), output)
+    _suspend(service, name, None if no_wait else timeout, output, suspended=False)
+
+
+def _suspend(service: Service, name: str, timeout: float | None, output: str, *, suspended: bool) -> None:
+    emit_job(signals.run(_service(service.location).suspend(name, timeout, suspended=suspended)), output)
 
 
 @jobs.command("rm")

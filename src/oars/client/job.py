@@ -307,6 +307,24 @@ async def wait_final(
     return last
 
 
+async def wait_suspended(handle: JobHandle, timeout: float, *, suspended: bool) -> None:  # noqa: ASYNC109 (as above)
+    """Wait until a job is suspended, or until it is not. Raises TimedOut, and OarsError if it ends before that."""
+    last: JobInfo | None = None
+    try:
+        async with asyncio.timeout(timeout):
+            async for info in handle.watch():
+                last = info
+                if (info.status.state is JobState.SUSPENDED) is suspended:
+                    break
+    except TimeoutError:
+        state = f" It is {last.status.state}." if last is not None else ""
+        change = "suspended" if suspended else "resumed"
+        message = f"Job {handle.name!r} was not {change} within {timeout:.0f} s.{state}"
+        raise TimedOut(message, f"The request stays. `oars jobs why {handle.name}` shows what it waits for.") from None
+    if suspended and last is not None:
+        last.check_has_not_ended()
+
+
 class Job:
     """A submitted job: `Job("train.py", engine="dask", workers=2).result()`."""
 

@@ -54,6 +54,11 @@ class JobInfo:
         head |= {"cron": self.schedule, "run_of": self.run_of}
         return {**head, "host": self.host, "directory": self.directory, **status}
 
+    def check_has_not_ended(self) -> None:
+        """Raises OarsError for a job that can no longer be suspended or resumed."""
+        if self.status.state.is_final:
+            raise OarsError(f"Job {self.name!r} has ended: {self.status.state}.", "Submit it again.")
+
     def check_can_end(self) -> None:
         """Raises OarsError if nobody brings the job to its end."""
         if self.status.is_abandoned:
@@ -96,7 +101,8 @@ class JobHandle(Protocol):
     async def cancel(self) -> None:
         """Stop the driver. The job ends as Cancelled, unless it has ended before."""
 
-    async def suspend(self, *, suspended: bool) -> None: ...
+    async def suspend(self, *, suspended: bool) -> None:
+        """Request that the job stops its attempt, or that it continues. Raises OarsError if it has ended."""
 
     async def delete(self, timeout: float) -> None:  # noqa: ASYNC109 (it is removed nevertheless)
         """Cancel the job and remove everything that belongs to it. Raises OarsError after the timeout."""
@@ -362,6 +368,7 @@ class LocalJobHandle(PolledJob):
                 spec["schedule"] = {**spec["schedule"], "suspend": False}
             return replace(record, spec=spec)
 
+        (await self.info()).check_has_not_ended()
         await self._change(change)
 
     async def _change(self, change: Callable[[JobRecord], JobRecord]) -> None:

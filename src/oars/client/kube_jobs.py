@@ -264,6 +264,7 @@ class KubeJobHandle(PolledJob):
         resource = await self._read()
         if self._is_direct:
             raise cannot_be_suspended()
+        _info(resource).check_has_not_ended()
         change: Object = {"suspend": suspended}
         if not suspended and resource["spec"].get("schedule"):
             change["schedule"] = {"suspend": False}

@@ -408,7 +408,7 @@ def _between_attempts(
         if is_left:
             return JobDecision(replace(status, reason=SUSPENDED), steps, _pause_after(steps))
         stopped = _with_clock_stopped(replace(status, state=JobState.SUSPENDED, reason=SUSPENDED, retry_at=None), now)
-        return JobDecision(replace(stopped, message="Resume it with suspend: false."), (), None)
+        return JobDecision(replace(stopped, message=f"Continue it with `oars jobs resume {name}`."), (), None)
     if is_left:
         return JobDecision(status, steps, _pause_after(steps))
     if not policy.has_own_cluster and seen.driver.state is DriverState.UNREACHABLE:

@@ -13,7 +13,7 @@ from oars import engines
 from oars.base.errors import OarsError, UsageError
 from oars.client.backend import Location, Progress, capabilities, ignore, no_answer
 from oars.client.backends import is_kubernetes_configured
-from oars.client.job import command_of, find_job, job_backend, news, submit, wait_final
+from oars.client.job import command_of, find_job, job_backend, news, submit, wait_final, wait_suspended
 from oars.client.jobs import AttachedJob, JobHandle, JobInfo, JobLine
 from oars.model import Cause
 from oars.spec.job import JobSpec
@@ -165,9 +165,18 @@ class JobService:
                 else await wait_final(handle, timeout, is_cancelled=True)
             )
 
-    async def suspend(self, name: str, *, suspended: bool) -> JobInfo:
+    async def suspend(
+        self,
+        name: str,
+        timeout: float | None,  # noqa: ASYNC109 (the request stays)
+        *,
+        suspended: bool,
+    ) -> JobInfo:
+        """Suspend a job, or resume it, and wait until it has that state; timeout None: do not wait."""
         async with self.job(name) as handle:
             await handle.suspend(suspended=suspended)
+            if timeout is not None:
+                await wait_suspended(handle, timeout, suspended=suspended)
             return await handle.info()
 
     async def remove(

@@ -29,6 +29,7 @@ from oars.spec.job_status import Attempt, JobState, JobStatus
 from oars.spec.load_job import JobMetadata
 from tests.simulation.api_server import merged
 
+METADATA = {"name": "nightly", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
 SPEC = {"cluster": {"engine": "dask"}, "entrypoint": ["python", "x.py"]}
 
 
@@ -251,10 +252,19 @@ def test_kept_lines_after_those_that_were_read(kept: list[str], count: int, last
 
 @pytest.mark.parametrize("spec", [{"schedule": {"cron": "@daily", "suspend": True}}, {}])
 def test_resume_also_resumes_the_schedule(api: Api, spec: Object) -> None:
-    api.objects["computejobs", "nightly"] = {"spec": {"suspend": True, **spec}}
+    api.objects["computejobs", "nightly"] = {"metadata": METADATA, "spec": {"suspend": True, **spec}}
     asyncio.run(KubeJobHandle(jobs_of(api), "nightly", "team").suspend(suspended=False))
     resumed = {"schedule": {"cron": "@daily", "suspend": False}} if spec else {}
     assert api.objects["computejobs", "nightly"]["spec"] == {"suspend": False, **resumed}
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_job_that_has_ended_is_neither_suspended_nor_resumed(api: Api, suspended: bool) -> None:
+    status = job_codec.dump_status(JobStatus(JobState.FAILED), 1, JobPolicy())
+    api.objects["computejobs", "nightly"] = {"metadata": METADATA, "spec": {}, "status": status}
+    with pytest.raises(OarsError, match="'nightly' has ended: Failed"):
+        asyncio.run(KubeJobHandle(jobs_of(api), "nightly", "team").suspend(suspended=suspended))
+    assert api.objects["computejobs", "nightly"]["spec"] == {}
 
 
 def test_labels_are_sent(api: Api) -> None:
