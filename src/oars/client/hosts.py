@@ -81,10 +81,13 @@ def create_head(backend: LocalBackend, name: str, spec: ClusterSpec, listen: str
             message = f"Workers cannot join at port {port}: it is the port {each!r} of {spec.engine}."
             hint = f"Choose another port to join at, or another one for the engine: `--port {each}=20001`."
             raise UsageError(message, hint)
-    taken = [f"{port} ({each})" for each, port in fixed.items() if not local_ports.can_rebind([port], host)]
+    ports = {"join": join_port, **fixed}
+    taken = [each for each, port in ports.items() if not local_ports.can_rebind([port], host)]
     if taken:
-        message = f"Ports are in use, or {host} is not an address of this machine: {', '.join(taken)}."
-        raise OarsError(message, f"Choose others, such as `--port {next(iter(fixed))}=20001`.")
+        listed = ", ".join(f"{ports[each]} ({each})" for each in taken)
+        message = f"Ports are in use, or {host} is not an address of this machine: {listed}."
+        hint = f"Choose others, such as `--port {taken[0]}=20001`."
+        raise OarsError(message, "Choose another port to join at." if "join" in taken else hint)
     private = {**cluster_secrets(name, desired.shape.secrets), **_join_files(backend, name)}
     desired = replace(desired, shape=replace(desired.shape, workers=()))
     link = Link(Role.HEAD, listen, host, fixed)

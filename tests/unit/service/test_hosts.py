@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,22 @@ def test_head_refuses_to_be_joined_at_a_port_of_its_engine(
         asyncio.run(asyncio.wait_for(head, 30))
     assert refused.value.message == f"Workers cannot join at port {number}: it is the port {port!r} of {engine}."
     assert refused.value.hint.endswith(f" or another one for the engine: `--port {port}=20001`.")
+    assert not (own_state / "join").exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_head_refuses_a_join_port_that_is_in_use(host: str, own_state: Path) -> None:
+    """At once. It would wait for the port for ever, and another head may answer there."""
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as other:
+        number = other.getsockname()[1]
+        options = HostOptions({}, are_ports_default=False)
+        head = HostService(os.environ).run_head(
+            "demo", build({"engine": "dask"}).spec, f"[{host}]:{number}", options, print
+        )
+        with pytest.raises(OarsError) as refused:
+            asyncio.run(asyncio.wait_for(head, 30))
+    message = f"Ports are in use, or {host} is not an address of this machine: {number} (join)."
+    assert (refused.value.message, refused.value.hint) == (message, "Choose another port to join at.")
     assert not (own_state / "join").exists()
 
 

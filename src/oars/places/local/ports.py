@@ -31,7 +31,8 @@ def can_rebind(ports: Collection[int], host: str = "127.0.0.1") -> bool:
 
 
 def _can_bind(port: int, host: str, *, reuse: bool = False) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
         try:
             probe.bind((host, port))
