@@ -205,7 +205,11 @@ def _run_in_background(hosts: HostService, role: str, name: str) -> None:
     argv = [_program(), *(word for word in sys.argv[1:] if word != "--daemon")]
     daemon = hosts.start_in_background(role, name, argv)
     waiting = f"; while it waits for its head: kill {daemon.pid}" if role == "worker" else ""
-    say(f"{name} runs in the background, pid {daemon.pid}. Log: {daemon.log}. Stop it with: oars down {name}{waiting}")
+    state = "runs" if daemon.is_ready else "is still being started"
+    say(
+        f"{name} {state} in the background, pid {daemon.pid}. Log: {daemon.log}. "
+        f"Stop it with: oars down {name}{waiting}"
+    )
 
 
 def _program() -> str:

@@ -22,6 +22,7 @@ READY_FD = "OARS_READY_FD"  # variable of a daemon: the descriptor on which its 
 class Daemon:
     process: subprocess.Popen[bytes]
     log: Path
+    is_ready: bool  # it has reported that it runs
 
     @property
     def pid(self) -> int:
@@ -46,9 +47,11 @@ class Starter:
                 pipe.write(b"\n")
 
 
-def start_daemon(title: str, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> Daemon:
-    """Start a program in its own session, and wait until it reports that it runs. Raises StartFailed with its last
-    lines if it ends before."""
+def start_daemon(
+    title: str, argv: Sequence[str], log: Path, environ: Mapping[str, str], seconds: float = READY_SECONDS
+) -> Daemon:
+    """Start a program in its own session, and wait at most `seconds` until it reports that it runs. Raises StartFailed
+    with its last lines if it ends before."""
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as pipe:
@@ -63,9 +66,9 @@ def start_daemon(title: str, argv: Sequence[str], log: Path, environ: Mapping[st
                 pass_fds=[writing],
                 env={**environ, READY_FD: str(writing)},
             )
-        is_done, _, _ = select.select([pipe], [], [], READY_SECONDS)
+        is_done, _, _ = select.select([pipe], [], [], seconds)
         if is_done and not pipe.read(1):
             code = process.wait(EXIT_SECONDS)
             lines = tuple(log.read_bytes()[begin:].decode(errors="replace").splitlines()[-LOG_LINES:])
             raise StartFailed(f"The {title} ended with code {code}.", f"Read {log}.", lines)
-    return Daemon(process, log)
+    return Daemon(process, log, is_ready=bool(is_done))

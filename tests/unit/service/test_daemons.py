@@ -36,10 +36,19 @@ def test_start_ends_when_the_daemon_reports(tmp_path: Path) -> None:
     log = tmp_path / "join" / "demo.log"
     daemon = start_daemon("head 'demo'", [sys.executable, "-c", RUNS], log, os.environ)
     try:
-        assert os.getsid(daemon.pid) == daemon.pid
+        assert daemon.is_ready and os.getsid(daemon.pid) == daemon.pid
         assert log.read_text() == "started\n" and log.stat().st_mode & 0o777 == 0o600
     finally:
         os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.process.wait()
+
+
+def test_start_that_takes_long_is_told_from_a_daemon_that_runs(tmp_path: Path) -> None:
+    daemon = start_daemon("head 'demo'", ["sleep", "600"], tmp_path / "demo.log", os.environ, seconds=0.1)
+    try:
+        assert not daemon.is_ready and daemon.process.poll() is None
+    finally:
+        daemon.process.kill()
         daemon.process.wait()
 
 
