@@ -300,7 +300,8 @@ def check_member(name: str, member: str, known: Sequence[str]) -> None:
         # One that differs in its number only is no misspelling, but a member that does not exist.
         is_other = any(_without_digits(member) == _without_digits(each) for each in known)
         meant = "" if is_other else suggest(member, known)
-        raise NotFound(f"Cluster {name!r} has no member {member!r}.{meant}", f"Members: {', '.join(known)}.")
+        hint = f"Members: {', '.join(known)}." if known else "There are none at present."
+        raise NotFound(f"Cluster {name!r} has no member {member!r}.{meant}", hint)
 
 
 def _without_digits(text: str) -> str:

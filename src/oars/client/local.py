@@ -369,14 +369,17 @@ class LocalHandle:
             desired, _ = _plan(self.name, spec, memory, tied=record.intent.tied)
             return record.changed(desired, spec=_dump(spec), force=force)
 
-        if self._own_record().link is not None:
-            message = f"{self.name!r} is a part of a cluster over several machines, which have their own workers."
-            raise OarsError(message, "Start or stop `oars worker` on a machine instead.")
+        self._require_own_workers()
         self.directory.change(changed)
         self._wake_keeper()
 
+    def _require_own_workers(self) -> None:
+        if self._own_record().link is not None:
+            message = f"{self.name!r} is a part of a cluster over several machines, which have their own workers."
+            raise OarsError(message, "Start or stop `oars worker` on a machine instead.")
+
     async def drain(self, members: Sequence[str], *, force: bool = False) -> None:
-        self._own_record()
+        self._require_own_workers()
         entries = read_ledger(self.directory.ledger_file).entries
         present: dict[str, str] = {
             entry.id: str(entry.incarnation) for entry in entries.values() if entry.role is Role.WORKER

@@ -213,6 +213,12 @@ def test_other_number_of_a_member_is_no_misspelling(member: str, meant: str) -> 
     assert raised.value.hint == "Members: head, worker-0, worker-1."
 
 
+def test_cluster_without_members_lists_none() -> None:
+    with pytest.raises(NotFound) as raised:
+        check_member("demo", "worker-0", [])
+    assert raised.value.hint == "There are none at present."
+
+
 def test_wrong_number_of_workers_is_quoted() -> None:
     with pytest.raises(SpecError, match="'3' is not a valid number of workers"):
         with_workers("demo", build({"engine": "toy"}).spec, "3", None)  # type: ignore[arg-type]

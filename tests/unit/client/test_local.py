@@ -18,8 +18,10 @@ from oars.client import local
 from oars.client.backend import CreateOptions
 from oars.client.handles import scale, with_workers
 from oars.client.local import LocalBackend, LocalHandle
+from oars.model import Role
 from oars.places.local.host import this_host
 from oars.places.local.store import ClusterDir
+from oars.places.process.link import Link
 from oars.places.report import Report
 from oars.service import Service
 from oars.spec.cluster import ClusterSpec
@@ -57,6 +59,18 @@ def content(directory: ClusterDir) -> dict[str, bytes]:
 async def watch(handle: LocalHandle) -> None:
     async for _ in handle.watch():
         raise AssertionError("there is nothing to watch")
+
+
+@pytest.mark.parametrize("role", [Role.HEAD, Role.WORKER])
+def test_part_of_a_cluster_does_not_change_the_workers_of_other_machines(role: Role) -> None:
+    link = Link(role, "127.0.0.1:8700", "127.0.0.1")
+    store().create(record("demo", {"engine": "toy", "workers": [{"replicas": 1}]}, link=link), {})
+    handle = backend().cluster("demo")
+    for change in (scale(handle, 3), handle.drain(["one-0"])):
+        with pytest.raises(OarsError) as refused:
+            asyncio.run(change)
+        assert refused.value.message.startswith("'demo' is a part of a cluster over several machines")
+        assert refused.value.hint == "Start or stop `oars worker` on a machine instead."
 
 
 CHANGES: list[Callable[[LocalHandle], object]] = [
