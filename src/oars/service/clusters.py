@@ -389,8 +389,9 @@ class Service:
             if isinstance(handle, SupportsExec) and not local:
                 yield Execution(await handle.exec(command, member or "head", container, tty=tty))
                 return
-            if member or container:
-                raise unsupported(handle, "there are no containers to run in", "Omit the member and the container.")
+            if given := [word for word, value in (("member", member), ("container", container)) if value]:
+                hint = f"Omit the {' and the '.join(given)}."
+                raise unsupported(handle, "there are no containers to run in", hint)
             await handle.report()  # starts the keeper if it died, and fails early
             await handle.open()
             needs_connection = isinstance(handle, SupportsForward)

@@ -166,8 +166,13 @@ async def forward(service: Service) -> None:
             "its members have no containers",
             "Omit the container",
         ),
-        (lambda s: exec_in(s, member="w"), "there are no containers to run in", "Omit the member and the container"),
-        (lambda s: exec_in(s, container="c"), "there are no containers to run in", "Omit the member and the container"),
+        (lambda s: exec_in(s, member="w"), "there are no containers to run in", "Omit the member."),
+        (lambda s: exec_in(s, container="c"), "there are no containers to run in", "Omit the container."),
+        (
+            lambda s: exec_in(s, member="w", container="c"),
+            "there are no containers to run in",
+            "Omit the member and the container.",
+        ),
         (forward, "its dashboard is not forwarded", "Omit the port."),
     ],
 )
