@@ -474,8 +474,9 @@ def _bounds(groups: Sequence[GroupStatus]) -> str:
 
 
 def _dashboard(found: Status, service: Service) -> str:
-    """How to open the dashboard from here: its address, or the command that forwards it from Kubernetes."""
-    if not found.namespace or not found.endpoints.dashboard:
+    """How to open the dashboard from here: its address, or the command that forwards it from Kubernetes or sends the
+    cluster's token."""
+    if not found.endpoints.dashboard or not (found.namespace or found.has_guarded_dashboard):
         return found.endpoints.dashboard
     return f"oars dashboard {service.reference(found.name, found.namespace)}"
 

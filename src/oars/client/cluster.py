@@ -308,7 +308,7 @@ class AsyncCluster:
 
     @property
     def dashboard_link(self) -> str:
-        """The URL of the engine's dashboard; empty if it has none."""
+        """The URL of the engine's dashboard; empty if it has none. If it requires the token: `oars dashboard NAME`."""
         return self._started().access().dashboard
 
     @property

@@ -41,6 +41,7 @@ def status(  # noqa: PLR0913 (the results of a pass)
         namespace=desired.namespace,
         expires=expires,
         generation=desired.generation,
+        has_guarded_dashboard=bool(desired.shape.dashboard_secret),
     )
 
 

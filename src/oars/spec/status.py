@@ -85,7 +85,9 @@ class Status:
     expires: Expires | None = None  # None: nothing is going to end it
     host: str = ""  # of a local cluster that belongs to another host, which shares the state directory
     created: float | None = None  # seconds since the epoch; None: unknown
-    generation: int = 0  # of the spec that was observed; not in the JSON form
+    # Not in the JSON form:
+    generation: int = 0  # of the spec that was observed
+    has_guarded_dashboard: bool = False  # the dashboard requires the cluster's token
 
     @property
     def ready(self) -> int:
@@ -99,7 +101,7 @@ class Status:
     def to_dict(self, *, members: bool = True) -> dict[str, Any]:
         data = {**asdict(self), "groups": [group.to_dict() for group in self.groups]}
         data["members"] = [asdict(member) for member in self.members]
-        del data["generation"]
+        del data["generation"], data["has_guarded_dashboard"]
         if not members:
             del data["members"]
         return data

@@ -295,6 +295,17 @@ def test_status_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_dashboard_that_requires_the_token_is_opened_by_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its address alone would reply 401."""
+    ends = Endpoints("h:1", "http://h:2")
+    found = Status("rays", "ray", "local", Phase.READY, endpoints=ends, has_guarded_dashboard=True)
+    emit_status(found, Service({}), "table", members=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "Dashboard: oars dashboard rays"
+    emit_status(found, Service({}), "json")
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["endpoints"]["dashboard"] == "http://h:2" and "has_guarded_dashboard" not in shown
+
+
 ADAPTED = GroupStatus("default", 0, 0, 0, 4, "Steady", "0 workers are needed.")
 
 
