@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from oars.base.errors import ClusterLost, Denied, NotFound, OarsError, SpecError, StartFailed, TimedOut, UsageError
-from oars.base.text import command
+from oars.base.text import command, join_names
 from oars.client.backend import ClusterHandle, LogOptions, Progress, check_member, ignore
 from oars.model import HEAD
 from oars.places.report import Report
@@ -92,10 +92,14 @@ def is_ready(status: Status, workers: int | None) -> bool:
 
 
 async def _timed_out(handle: ClusterHandle, seconds: float, last: Report | None) -> TimedOut:
-    state, cause = "it has not reported its status.", None
+    state, cause, stays = "it has not reported its status.", None, ""
     if last is not None:
         cause = last.causes[0] if last.causes else None
-        state = f"{last.status.ready} of {last.status.wanted} workers ready. {cause.message if cause else ''}".rstrip()
+        state = f"{last.status.ready} of {last.status.wanted} workers ready"
+        if last.status.ready >= last.status.wanted and (leaving := _leaving_members(last)):
+            state = f"{join_names(leaving)} {'has' if len(leaving) == 1 else 'have'} not left yet"
+            stays = "The request stays. "
+        state = f"{state}. {cause.message if cause else ''}".rstrip()
     hint = (
         cause.hint if cause else ""
     ) or f"Increase the timeout, or run `{command('why', handle.name, namespace=handle.namespace)}`."
@@ -105,7 +109,9 @@ async def _timed_out(handle: ClusterHandle, seconds: float, last: Report | None)
             lines = tuple((await _last_lines(handle, last))[-LAST_LINES:])
         except OarsError:  # such as a container that never started: the cause says enough
             lines = ()
-    return TimedOut(f"Timed out after {seconds:.0f} s waiting for cluster {handle.name!r}: {state}", hint, lines)
+    return TimedOut(
+        f"Timed out after {seconds:.0f} s waiting for cluster {handle.name!r}: {state}", stays + hint, lines
+    )
 
 
 async def _last_lines(handle: ClusterHandle, last: Report | None) -> list[str]:
@@ -117,11 +123,17 @@ async def _last_lines(handle: ClusterHandle, last: Report | None) -> list[str]:
 
 
 def _late_members(report: Report) -> Sequence[str]:
-    """The members of the gravest cause. If it names none: the head or, if that is ready, the workers that are not."""
+    """The members of the gravest cause. If it names none: the head or, if that is ready, the workers that are not. Not
+    those that leave: the log does not say what they wait for."""
     if report.causes and report.causes[0].members:
-        return report.causes[0].members
-    late = [member.id for member in report.status.members if member.phase is not Phase.READY]
+        leaving = _leaving_members(report)
+        return [member for member in report.causes[0].members if member not in leaving]
+    late = [member.id for member in report.status.members if member.phase not in (Phase.READY, Phase.STOPPING)]
     return [HEAD] if HEAD in late else late
+
+
+def _leaving_members(report: Report) -> Sequence[str]:
+    return [member.id for member in report.status.members if member.phase is Phase.STOPPING]
 
 
 def removed_hint(error: OarsError, name: str) -> str:

@@ -157,6 +157,18 @@ def test_timeout_shows_lines_of_those_that_it_waited_for(report: Report | None, 
     assert raised.value.details == tuple(f"[{member}] a line of {member}" for member in members)
 
 
+def test_timeout_of_scaling_down_names_the_workers_that_have_not_left() -> None:
+    """Not their logs, which do not say why they stay, nor "0 of 0 workers ready", which sounds as if it were done."""
+    stays = Cause("Draining", "w0 is kept: 5 MiB are referenced.", "Use --force.", members=(MemberId("w0"),))
+    for causes, hint in (((stays,), "Use --force."), ((), "Increase the timeout, or run `oars why demo -n team`.")):
+        report = Report(status_of(READY, STOPPING, wanted=0), causes)
+        with pytest.raises(TimedOut) as raised:
+            asyncio.run(wait_ready(cast(ClusterHandle, Late(report)), None, 0.05, ignore))
+        message = "Timed out after 0 s waiting for cluster 'demo': w0 has not left yet."
+        assert raised.value.message == " ".join([message, *(cause.message for cause in causes)])
+        assert (raised.value.hint, raised.value.details) == (f"The request stays. {hint}", ())
+
+
 LONGER = "To wait longer, use `--timeout 10m`, in Python `timeout='10m'`."
 
 
