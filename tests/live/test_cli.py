@@ -456,7 +456,18 @@ def test_interactive_shell(demo: str) -> None:
     code, shown = on_terminal([OARS, "shell", demo], keys, PYTHON_COLORS="0")
     assert code == 0
     assert "demo: toy at toy://127.0.0.1" in shown
-    assert "`client` is a toy client." in shown
+    assert "`client` is a toy client. `cluster` scales it." in shown
+
+
+def test_shell_says_that_its_environment_has_no_cluster(demo: str, tmp_path: Path) -> None:
+    """An environment that Oars has built lacks what the control plane needs."""
+    lines = ["import os, sys", "if 'OARS_SHELL_LOCATION' in os.environ:", "    sys.modules['pydantic'] = None"]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    keys = {">>> ": "print('found', len(client.workers()), 'cluster' in globals())\n", "found 2 False": "exit()\n"}
+    code, shown = on_terminal([OARS, "shell", demo], keys, PYTHON_COLORS="0", PYTHONPATH=path)
+    assert code == 0
+    assert "`client` is a toy client. `cluster` is not available: this environment has the engine, but not" in shown
 
 
 # a real engine

@@ -99,7 +99,7 @@ def shell(name: str, command: tuple[str, ...], local: bool, service: Service) ->
 
     \b
     client   the engine's own: a distributed.Client, the ray module or a Mars session
-    cluster  the oars.Cluster, for example to scale it; not inside of a pod
+    cluster  the oars.Cluster, for example to scale it; not inside of a pod, nor in an environment that Oars built
 
     NAME is looked for on this machine, then in the namespace of the current Kubernetes context; `oars ls` lists both.
     On Kubernetes Python runs in the head's pod, or with --local on this machine. If stdin is not a terminal, its

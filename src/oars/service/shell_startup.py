@@ -26,10 +26,11 @@ def _oars_start() -> dict[str, object]:
             sys.exit(1)
         return {"client": None}
     found: dict[str, object] = {"client": client}
-    location, also = json.loads(os.environ.pop("OARS_SHELL_LOCATION", "{}")), ""
+    location = json.loads(os.environ.pop("OARS_SHELL_LOCATION", "{}"))
+    also = " `cluster` is not available: this environment has the engine, but not all of Oars."
     try:
         found["cluster"] = cluster = oars.Cluster.attach(name, **location)
-    except ImportError:  # an environment with the engine and without what the control plane needs
+    except ImportError:  # what the control plane needs
         pass
     else:
         import atexit
