@@ -93,8 +93,12 @@ async def submit(
     metadata: JobMetadata = NO_METADATA,
 ) -> JobHandle:
     """Pack the working directory and store the job. working_dir None: the driver starts in an empty directory."""
+    name = checked_job_name(name or generate_name(spec))
+    check_schedule_name(name, spec)
+    await backend.check(name, spec)
     archive: Archive | None = None
     if working_dir is not None:
+        _check_script(spec.entrypoint, Path(working_dir))
         from oars.spec.resources import show_memory
 
         archive = await asyncio.to_thread(pack, Path(working_dir), backend.archive_limit)
@@ -102,9 +106,16 @@ async def submit(
         progress(f"sending {count}, {show_memory(archive.size)}B ({show_memory(len(archive.data))}B packed)")
         files = WorkingDir(archive=archive.hash, size=len(archive.data))
         spec = spec.model_copy(update={"working_dir": files})
-    name = checked_job_name(name or generate_name(spec))
-    check_schedule_name(name, spec)
     return await backend.submit(name, spec, archive, progress, metadata)
+
+
+def _check_script(command: Sequence[str], directory: Path) -> None:
+    """Raise NotFound if the command is a Python file that the job's copy of the directory will not have."""
+    match command:
+        case ("python" | "python3", script, *_) if script.endswith(".py") and not Path(script).is_absolute():
+            if directory.is_dir() and not (directory / script).exists():
+                hint = f"Check the path; it is relative to the working directory {directory.absolute()}."
+                raise NotFound(f"There is no script {script!r}.", hint)
 
 
 def checked_job_name(name: str) -> str:

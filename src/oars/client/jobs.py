@@ -196,6 +196,9 @@ class JobBackend(Protocol):
     def archive_limit(self) -> int:
         """The largest size of the files of a working directory, in bytes."""
 
+    async def check(self, name: str, spec: JobSpec) -> None:
+        """Raise OarsError if such a job cannot be submitted here, before its files are packed."""
+
     async def submit(
         self,
         name: str,
@@ -214,8 +217,8 @@ class JobBackend(Protocol):
 
 
 def generate_name(spec: JobSpec) -> str:
-    engine = spec.cluster.engine if spec.cluster is not None else "job"
-    return f"{engine[:30]}-job-{secrets.token_hex(3)}"
+    engine = f"{spec.cluster.engine[:30]}-" if spec.cluster is not None else ""
+    return f"{engine}job-{secrets.token_hex(3)}"
 
 
 class LocalJobs:
@@ -231,6 +234,22 @@ class LocalJobs:
         self.store = JobStore(settings.state_dir)
         self.archive_limit = LOCAL_LIMIT
 
+    async def check(self, name: str, spec: JobSpec) -> None:
+        await asyncio.to_thread(self._check, name, spec)
+
+    def _check(self, name: str, spec: JobSpec) -> str:
+        """The engine of the job's cluster. Raises OarsError if the job cannot run."""
+        if spec.cluster is not None:
+            check_spec(name, spec.cluster, self.environ)
+            engine = spec.cluster.engine
+        else:
+            engine = self.backend.cluster(spec.cluster_name or "").directory.read().desired.engine
+        for secret in spec.secrets:
+            path = self.store.secrets / secret.name / secret.key
+            if not path.is_file():
+                raise NotFound(f"There is no secret {path}.", f"Write it: `mkdir -p {path.parent}`, then the file.")
+        return engine
+
     async def submit(
         self,
         name: str,
@@ -242,16 +261,9 @@ class LocalJobs:
         return await asyncio.to_thread(self._submit, name, spec, archive, progress)
 
     def _submit(self, name: str, spec: JobSpec, archive: Archive | None, progress: Progress) -> LocalJobHandle:
+        engine = self._check(name, spec)
         if spec.cluster is not None:
-            check_spec(name, spec.cluster, self.environ)
             self.backend.prepare(spec.cluster, progress)  # a long build is visible here, and fails here
-            engine = spec.cluster.engine
-        else:
-            engine = self.backend.cluster(spec.cluster_name or "").directory.read().desired.engine
-        for secret in spec.secrets:
-            path = self.store.secrets / secret.name / secret.key
-            if not path.is_file():
-                raise NotFound(f"There is no secret {path}.", f"Write it: `mkdir -p {path.parent}`, then the file.")
         record = JobRecord(
             name=name,
             spec=spec.model_dump(mode="json", by_alias=True),

@@ -59,6 +59,10 @@ class KubeJobs:
         self.backend = KubeBackend(settings, environ, location)
         self.mode = location.mode
 
+    async def check(self, name: str, spec: JobSpec) -> None:
+        check_on_kubernetes(spec)
+        await self.backend.login()
+
     async def submit(
         self,
         name: str,

@@ -19,6 +19,7 @@ from oars.spec.problems import Problem, in_block, in_plain, raise_for
 from oars.spec.text import Loc
 
 _HINT = f"A file starts with apiVersion: {API_VERSION} and kind: {JOB_KIND}, and has the job under spec."
+_COMMAND_HINT = "Add the command: oars submit -f FILE -- python train.py."
 _MAPS = ("labels", "annotations")
 RESERVED = "oars.dev/"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # of the object that kubectl wrote
@@ -59,7 +60,7 @@ def load_job_text(
     document = text.read(content, source)
     if not isinstance(document.data, dict):
         raise SpecError(f"{source} is {'empty' if document.data is None else 'not a mapping'}.", _HINT)
-    return _finish(_as_job(document.data), document.places, fields, sets, overrides, option_model)
+    return _finish(document.data, document.places, fields, sets, overrides, option_model)
 
 
 def build_job(
@@ -70,14 +71,16 @@ def build_job(
     manifest: Mapping[str, Any] = _EMPTY,
 ) -> JobManifest:
     """Load from a mapping with the fields of the spec, and a manifest that they complete."""
-    return _finish(_as_job(manifest), {}, fields, sets, overrides, option_model)
+    return _finish(manifest, {}, fields, sets, overrides, option_model)
 
 
 def _as_job(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """A ComputeCluster as the cluster of a job; a job as it is."""
     if data.get("kind") != KIND or not isinstance(data.get("spec"), dict):
         return data
-    metadata = {key: value for key, value in (data.get("metadata") or {}).items() if key != "name"}
+    metadata = data.get("metadata") or {}
+    if isinstance(metadata, Mapping):
+        metadata = {key: value for key, value in metadata.items() if key != "name"}
     return {**data, "kind": JOB_KIND, "metadata": metadata, "spec": {"cluster": data["spec"]}}
 
 
@@ -109,14 +112,15 @@ def dump_job(name: str | None, spec: JobSpec, metadata: JobMetadata = NO_METADAT
 
 
 def _finish(
-    data: Mapping[Any, Any],
+    given: Mapping[Any, Any],
     places: dict[Loc, str],
     fields: Mapping[str, Any],
     sets: Sequence[str],
     overrides: Mapping[str, Any],
     option_model: OptionModel | None,
 ) -> JobManifest:
-    raise_for(in_plain(data, ()), places)
+    raise_for(in_plain(given, ()), places)
+    data = _as_job(given)
     check_header(data, places, JOB_KIND, _HINT, "the cluster and the entrypoint")
     problems = header_problems(data, ("name", "namespace", *_MAPS))
     metadata, wrong = _metadata(data)
@@ -124,6 +128,8 @@ def _finish(
     spec = copy_plain(data["spec"]) | {name: value for name, value in fields.items() if value is not None}
     for assignment in sets:
         edit.apply_set(assignment, spec, places)
+    if data is not given and "entrypoint" not in spec:
+        raise SpecError("No command is given, and the file is a cluster, not a job.", _COMMAND_HINT)
     _override_cluster(spec, overrides)
     raise_for(in_plain(spec, ("spec",)), places)
     cluster = spec.get("cluster")

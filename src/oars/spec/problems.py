@@ -18,6 +18,7 @@ from oars.spec.text import MAX_DEPTH, MAX_VALUES, Loc
 _MAX_INTEGER = 2**63
 _MAX_SENTENCE = 300
 _ENGINE_OPTIONS = ("engineOptions", "engine_options")
+_HIDDEN = ("engineOptions", "clusterName")  # files write them in another way
 
 _SENTENCES = {
     "string_type": "must be text, not {value}{quote}",
@@ -108,8 +109,7 @@ def in_block(error: ValidationError, block: Any, model: type[BaseModel], loc: Lo
 def fields(model: type[BaseModel]) -> dict[str, type[BaseModel] | None]:
     """Field names of a model, as in files, with the model of each block or None."""
     names = {info.alias or name: _model_in(info.annotation) for name, info in model.model_fields.items()}
-    names.pop(_ENGINE_OPTIONS[0], None)  # files write them under the engine's name
-    return names
+    return {name: block for name, block in names.items() if name not in _HIDDEN}
 
 
 def _sentence(problem: Problem, places: Mapping[Loc, str]) -> str:

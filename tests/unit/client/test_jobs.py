@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from oars.base.errors import NotFound, UsageError
-from oars.client.job import news, wait_final
-from oars.client.jobs import JobHandle, JobInfo, JobLine, PolledJob
+from oars.base.errors import NotFound, OarsError, TimedOut, UsageError
+from oars.base.settings import Settings
+from oars.client.job import news, submit, wait_final, wait_suspended
+from oars.client.jobs import JobHandle, JobInfo, JobLine, LocalJobs, PolledJob, generate_name
+from oars.spec.job import JobSpec
 from oars.spec.job_status import Attempt, JobState, JobStatus, ScheduleStatus
 
 RUNNING, RETRYING = JobStatus(JobState.RUNNING, attempt=1), JobStatus(JobState.RETRYING, attempt=1)
@@ -140,3 +144,42 @@ def test_schedule_has_no_output_and_no_end() -> None:
     ended = JobStatus(JobState.CANCELLED)
     assert asyncio.run(wait_final(cast(JobHandle, Template([running, ended])), is_cancelled=True)) == ended
     assert asyncio.run(wait_final(cast(JobHandle, Template([ended])))) == ended
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"entrypoint": ["python", "nope.py", "1"]}, "There is no script 'nope.py'"),
+        ({"cluster": {"name": "nix"}}, "There is no cluster 'nix'"),
+        ({"secrets": [{"name": "hf", "key": "token", "as": "TOKEN"}]}, "There is no secret "),
+    ],
+)
+def test_job_that_cannot_run_is_refused_before_its_files_are_packed(
+    own_state: Path, tmp_path: Path, fields: dict[str, Any], error: str
+) -> None:
+    spec = JobSpec.model_validate({"cluster": {"engine": "toy"}, "entrypoint": ["true"], **fields})
+    jobs, seen = LocalJobs(Settings.from_environ(os.environ), os.environ), list[str]()
+    with pytest.raises(NotFound, match=error):
+        asyncio.run(submit("train", spec, tmp_path, jobs, seen.append))
+    assert (seen, jobs.store.names()) == ([], [])
+
+
+@pytest.mark.parametrize(("cluster", "start"), [({"engine": "toy"}, "toy-job-"), ({"name": "demo"}, "job-")])
+def test_default_name(cluster: dict[str, Any], start: str) -> None:
+    name = generate_name(JobSpec.model_validate({"cluster": cluster, "entrypoint": ["true"]}))
+    assert name.startswith(start)
+    assert len(name) == len(start) + 6
+
+
+def test_wait_suspended() -> None:
+    async def wait(*statuses: JobStatus, suspended: bool, seconds: float = 30.0) -> None:
+        await wait_suspended(cast(JobHandle, Scripted(statuses)), seconds, suspended=suspended)
+
+    paused = JobStatus(JobState.SUSPENDED, attempt=1)
+    asyncio.run(wait(RUNNING, paused, suspended=True))
+    asyncio.run(wait(paused, RETRYING, suspended=False))
+    asyncio.run(wait(paused, DONE, suspended=False))
+    with pytest.raises(OarsError, match="'train' has ended: Succeeded"):
+        asyncio.run(wait(RUNNING, DONE, suspended=True))
+    with pytest.raises(TimedOut, match=r"'train' was not suspended within 0 s\. It is Running"):
+        asyncio.run(wait(*[RUNNING] * 10**5, suspended=True, seconds=0.01))

@@ -47,6 +47,13 @@ def test_cluster_file_is_the_cluster_of_a_job_with_a_name_of_its_own() -> None:
     assert (found.spec.cluster.engine, found.spec.entrypoint) == ("ray", ("true",))
 
 
+def test_cluster_file_without_a_command_says_how_to_give_one() -> None:
+    with pytest.raises(SpecError, match="No command is given") as caught:
+        load(CLUSTER)
+    assert "oars submit -f FILE -- " in caught.value.hint
+    assert load(CLUSTER, None, "entrypoint=make all").spec.entrypoint == ("sh", "-c", "make all")
+
+
 def test_options_win_over_the_file() -> None:
     found = load(JOB, {"retries": 3, "env": None}, "backoff.first=2s", engine="ray")
     assert found.spec.cluster is not None
@@ -83,7 +90,15 @@ def test_errors_name_the_field(fields: dict[str, Any], text: str) -> None:
         build_job({key: value for key, value in given.items() if value is not None})
 
 
-@pytest.mark.parametrize("content", ["", "[]", "kind: Pod", JOB.replace("train}", f"{'x' * 49}}}")])
+def test_only_fields_that_files_have_are_suggested() -> None:
+    with pytest.raises(SpecError) as caught:
+        build_job({"cluster": {"engine": "dask"}, "entrypoint": ["true"], "retry": 1})
+    assert caught.value.hint.startswith("Known fields of spec: attemptDeadline, backoff, cleanup, cluster, deadline, ")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "kind: Pod", CLUSTER.replace("{name: demo}", "demo"), JOB.replace("train}", f"{'x' * 49}}}")]
+)
 def test_files_that_are_no_jobs(content: str) -> None:
     with pytest.raises(SpecError):
         load(content)
