@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -93,7 +93,7 @@ class Driver:
     """The Python and the environment for a program that connects to its cluster with the engine's own API."""
 
     python: str
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)  # has all of this process's variables, any secrets in them too
 
 
 @dataclass(frozen=True)

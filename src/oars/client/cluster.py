@@ -528,7 +528,7 @@ def _stop_at_exit(handle: ClusterHandle, owner: int, engine: str, clients: list[
             f"Cluster {handle.name!r} is stopped and its client closed, because nothing refers to the Cluster object "
             "any more. Keep it in a variable, or pass tied=False.",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,  # the line that dropped the object; 2 is in weakref
         )
         threading.Thread(target=_disconnect_all, args=(engine, clients), daemon=True).start()
     handle.stop_at_exit()

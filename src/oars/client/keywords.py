@@ -39,8 +39,10 @@ _PARAMETER_OF = {alias: name for name, aliases in ALIASES.items() for alias in a
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a method raise a TypeError that names the parameter which an unknown keyword most likely means."""
-    parameters = list(inspect.signature(function).parameters)
+    """Make a method raise a TypeError that names the method as its user knows it, and the parameter which an unknown
+    keyword most likely means."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters)
     label = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
@@ -50,6 +52,10 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 alias = _PARAMETER_OF.get(name)
                 meant = f" Did you mean {alias!r}?" if alias in parameters else suggest(name, parameters[1:])
                 raise TypeError(f"{label}() got an unexpected keyword argument {name!r}.{meant}")
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{label}(): {error}.") from None
         return function(*args, **kwargs)
 
     return checked

@@ -16,6 +16,7 @@ import pytest
 from oars import AsyncCluster, Cluster
 from oars.base.errors import SpecError, TimedOut, UsageError
 from oars.client import cluster as cluster_module
+from oars.client.backend import Driver
 from oars.client.keywords import ALIASES
 from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec, NamespaceBlock
@@ -88,6 +89,15 @@ def test_suggestions_fit_the_method() -> None:
         Cluster.from_file("x.yaml", ns="team")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"AsyncCluster.scale\(\) .* 'n'. Did you mean 'workers'"):
         AsyncCluster("toy").scale(n=3)  # type: ignore[call-arg, unused-coroutine]
+
+
+def test_wrong_arguments_are_those_of_the_class_that_was_called() -> None:
+    with pytest.raises(TypeError, match=r"^Cluster\(\): missing a required argument: 'engine'\.$"):
+        Cluster()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^AsyncCluster\(\): missing a required argument: 'engine'\.$"):
+        AsyncCluster()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Cluster.attach\(\): too many positional arguments\.$"):
+        Cluster.attach("demo", "local")  # type: ignore[call-arg]
 
 
 def test_aliases_name_real_parameters() -> None:
@@ -208,10 +218,15 @@ def test_collected_cluster_with_a_client_warns_and_closes_it(monkeypatch: pytest
     handle = Scaled()
     cluster._finalizer = cluster_module._stop_when_collected(cluster, cast(Any, handle), "dask", cluster._clients)
     cluster._clients.append(object())
-    with pytest.warns(RuntimeWarning, match="Cluster 'demo' is stopped and its client closed"):
+    with pytest.warns(RuntimeWarning, match="Cluster 'demo' is stopped and its client closed") as warned:
         del cluster
         gc.collect()
+    assert [each.filename for each in warned] == [__file__]
     assert handle.replicas == 0 and closed.wait(10)
+
+
+def test_repr_of_a_driver_shows_no_environment() -> None:
+    assert repr(Driver("/usr/bin/python", {"API_TOKEN": "secret"})) == "Driver(python='/usr/bin/python')"
 
 
 def test_engines_without_a_security_object_have_none() -> None:
