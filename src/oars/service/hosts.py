@@ -14,7 +14,7 @@ from oars.base.settings import Settings
 from oars.client import hosts
 from oars.client.hosts import HostOptions, WorkerSize
 from oars.client.local import LocalBackend, LocalHandle
-from oars.places.hosts.messages import HeadState
+from oars.places.hosts.messages import HeadState, failure
 from oars.places.hosts.worker import HEAD_CHANGED
 from oars.places.report import Report
 from oars.service.daemons import READY_FD, Daemon, Starter, start_daemon
@@ -137,7 +137,7 @@ async def _wait_for_head(joining: Joining, options: HostOptions, on_wait: Callab
         except FileNotFoundError as error:
             options.progress(f"waiting for the head at {joining.head}: {error}")
         except (OSError, ValueError) as error:
-            text = str(error) or type(error).__name__
+            text = failure(error)
             if asyncio.get_running_loop().time() - begun > WARN_SECONDS:
                 text = f"{text}; check the address and that its port is open"
             options.progress(f"waiting for the head at {joining.head}: {text}")

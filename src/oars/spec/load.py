@@ -57,7 +57,8 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise SpecError(f"{path} is not a text file in UTF-8.", "Pass a YAML file.") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"{path} cannot be read: {error}.", "Pass a YAML file.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SpecError(f"{path} cannot be read: {reason}.", "Pass a YAML file.") from None
 
 
 def load_text(

@@ -53,6 +53,22 @@ def test_worker_waits_for_the_file_of_the_token(tmp_path: Path) -> None:
     assert said == [f"waiting for the head at 127.0.0.1:1: there is no join token {file} yet"]
 
 
+def test_worker_says_why_the_head_does_not_answer() -> None:
+    said: list[str] = []
+
+    def progress(text: str) -> None:
+        said.append(text)
+        raise TimeoutError
+
+    async def body() -> None:
+        joining = Joining("127.0.0.1:1", f"{'1' * 64}.{'2' * 64}")
+        await HostService(os.environ).run_worker(joining, HostOptions(progress=progress), lambda _: None)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(body())
+    assert said == ["waiting for the head at 127.0.0.1:1: Connection refused"]
+
+
 def test_daemon_that_waits_for_its_head_reports_that_it_runs(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     hosts = HostService({**os.environ, READY_FD: str(writing)})

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import secrets
 import ssl
 from collections.abc import Mapping
@@ -163,6 +164,13 @@ def split(address: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"{address!r} is not an address.", "Write HOST:PORT, such as 10.0.0.1:8700.")
     return host, int(port)
+
+
+def failure(error: Exception) -> str:
+    """Why a connection failed. The text of asyncio's own errors repeats the address, which the caller knows."""
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 def refused(state: HeadState) -> OarsError:

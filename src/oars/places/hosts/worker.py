@@ -106,7 +106,7 @@ class WorkerLink:
             try:
                 await self._talk()
             except (OarsError, OSError, ValueError) as error:  # TimeoutError is an OSError
-                text = error.message if isinstance(error, OarsError) else str(error) or type(error).__name__
+                text = error.message if isinstance(error, OarsError) else messages.failure(error)
                 pause = FIRST_PAUSE if not self.problem else min(2 * pause, LONGEST_PAUSE)
                 self.problem = text.rstrip(".")
                 log.warning(pairs("head's host does not answer", error=text))
