@@ -18,7 +18,7 @@ import click
 from oars.base.errors import Interrupted, NotFound, UsageError
 from oars.cli import completions, signals, terminal
 from oars.cli.errors import INTERRUPTED, say
-from oars.cli.options import container_option, location_options, name_argument, parse_age, quiet_option
+from oars.cli.options import Integer, container_option, location_options, name_argument, parse_age, quiet_option
 from oars.cli.output import as_yaml, emit, output_option, write
 from oars.cli.progress import Progress
 
@@ -33,7 +33,7 @@ local_option = click.option("--local", is_flag=True, help="Kubernetes: run it on
 @name_argument
 @click.argument("member", required=False, shell_complete=completions.members)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the cluster is gone.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each member.")
+@click.option("--tail", type=Integer(min=0), metavar="N", help="Only the last N lines of each member.")
 @click.option(
     "--since", metavar="TIME", callback=parse_age, help="Only lines of the last TIME, such as 10m: see the reference."
 )
@@ -209,7 +209,7 @@ def parse_remote(path: str) -> RemotePath | None:
 @name_argument
 @click.option("--open/--no-open", "browse", default=True, help="Open a browser; --no-open only prints the URL.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="PORT", help="The local port to serve it at. Default: a free one."
+    "--port", type=Integer(1, 65535), metavar="PORT", help="The local port to serve it at. Default: a free one."
 )
 @location_options
 def dashboard(name: str, browse: bool, port: int | None, service: Service) -> int:

@@ -18,6 +18,7 @@ from oars.cli import completions, errors, signals
 from oars.cli.errors import say
 from oars.cli.options import (
     ClusterOptions,
+    Integer,
     cluster_options,
     diff_options,
     force_option,
@@ -252,8 +253,8 @@ def _say_if_idle(found: Status, progress: Progress) -> None:
 
 @click.command()
 @name_argument
-@click.argument("minimum", type=click.IntRange(0), metavar="MIN", required=False)
-@click.argument("maximum", type=click.IntRange(1), metavar="MAX", required=False)
+@click.argument("minimum", type=Integer(0), metavar="MIN", required=False)
+@click.argument("maximum", type=Integer(1), metavar="MAX", required=False)
 @click.option("--off", is_flag=True, help="End autoscaling and keep the present number of workers.")
 @click.option("--group", metavar="GROUP", help="The worker group. Default: the first one; with --off: all.")
 @click.option("--scale-down-delay", metavar="TIME", help="Keep the most workers needed within this time, such as 60s.")

@@ -30,7 +30,8 @@ def guard(work: Callable[[], int]) -> int:
         return 0
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
-        print_error(OarsError(error.format_message(), f"Run `{context.command_path} --help`." if context else ""))
+        message = " ".join(error.format_message().split())  # click lists choices one per line
+        print_error(OarsError(message, f"Run `{context.command_path} --help`." if context else ""))
         return error.exit_code
     except Interrupted as error:
         print_error(error, prefix="")

@@ -16,6 +16,7 @@ import click
 from oars.base.errors import OarsError, UsageError
 from oars.cli import completions, signals
 from oars.cli.errors import say
+from oars.cli.options import Integer
 from oars.cli.output import write
 from oars.cli.progress import Progress
 from oars.spec.status import Phase, Status
@@ -115,7 +116,7 @@ def _announce_token(token: Path, listen: str) -> None:
     metavar="ADDRESS",
     help="This machine's address. Default: by the route to the head.",
 )
-@click.option("--workers", default=1, type=click.IntRange(1, 200), metavar="N", help="Number of worker processes.")
+@click.option("--workers", default=1, type=Integer(1, 200), metavar="N", help="Number of worker processes.")
 @click.option("--cpu", metavar="CPU", help="CPUs of each worker. Default: an equal share of the machine.")
 @click.option("--memory", metavar="SIZE", help="Memory of each worker, such as 4Gi. Default: an equal share.")
 @_PORTS
@@ -237,7 +238,8 @@ def service(role: str, arguments: tuple[str, ...]) -> None:
     """
     command = {"head": head, "worker": worker}[role]
     words = [word for word in arguments if word != "--daemon"]
-    with command.make_context(f"oars {role}", list(words)) as parsed:  # refuses wrong options now, not at boot
+    root = click.get_current_context().find_root()
+    with command.make_context(f"service {role}", list(words), root) as parsed:  # refuses wrong options now, not at boot
         name = parsed.params["name"] or parsed.params.get("engine") or role
     line = " ".join(map(_systemd_word, [_program(), role, *words]))
     write(UNIT.format(role=role, name=name, command=line, user=os.environ.get("USER") or "root").rstrip())

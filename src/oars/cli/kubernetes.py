@@ -13,6 +13,7 @@ from oars.cli import signals
 from oars.cli.errors import say
 from oars.cli.options import (
     ClusterOptions,
+    Integer,
     optional_name,
     parse_duration,
     pass_as,
@@ -160,7 +161,7 @@ _INSTALL = (
     click.option("--image", metavar="IMAGE", help="The operator's image. Default: that of this version."),
     click.option(
         "--replicas",
-        type=click.IntRange(0, 10),
+        type=Integer(0, 10),
         default=2,
         metavar="N",
         help="Number of replicas; 0: the operator runs elsewhere.",

@@ -25,6 +25,12 @@ Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
 
+class Integer(click.IntRange):
+    """click would say that a word "is not a valid integer range"."""
+
+    name = "integer"
+
+
 def parse_duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     try:
         return duration(value)
@@ -65,7 +71,7 @@ def _spec(kind: str, file: str, field: str) -> tuple[Decorator, ...]:
         click.option(
             "--engine", metavar="ENGINE", shell_complete=completions.engines, help="dask, ray, mars or a plug-in."
         ),
-        click.option("--workers", type=click.IntRange(0), metavar="N", help="Number of workers."),
+        click.option("--workers", type=Integer(0), metavar="N", help="Number of workers."),
         click.option("--cpu", metavar="CPU", help="CPUs of each worker, such as 2 or 500m."),
         click.option("--memory", metavar="SIZE", help="Memory of each worker, such as 4Gi."),
         click.option("--image", metavar="IMAGE", help="Kubernetes: the image of all pods."),

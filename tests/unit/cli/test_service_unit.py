@@ -60,3 +60,11 @@ def test_wrong_option_is_refused(words: list[str], message: str, capsys: pytest.
     assert errors.guard(lambda: call(["service", *words])) == 2
     shown = capsys.readouterr()
     assert message in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_of_a_role_is_about_the_service(role: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors.guard(lambda: call(["service", role, option])) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: oars service {role} [OPTIONS]\n") and "  -h, --help " in shown
