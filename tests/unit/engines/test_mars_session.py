@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from oars.base.errors import ClusterLost
+from oars.base.errors import ClusterLost, EngineMissing
 from oars.engines.base import Access
 from oars.engines.mars import session
 from oars.engines.mars.session import Web
@@ -72,3 +72,10 @@ def test_client_without_the_token_gets_an_error_that_names_it(address: str, toke
     assert f"Mars at {address} requires the cluster's token" in raised.value.message
     assert "oars exec" in raised.value.hint
     assert not session._is_known(Web(address, token), "mine")
+
+
+def test_python_without_mars_gets_the_commands_that_have_it() -> None:
+    with pytest.raises(EngineMissing, match="This Python cannot import xorbits") as raised:
+        session.connect(ACCESS)
+    assert "`oars run SCRIPT --engine mars`" in raised.value.hint
+    assert "`oars exec demo -- python SCRIPT`" in raised.value.hint

@@ -61,7 +61,8 @@ def _new_session(access: Access, default: bool) -> Any:
     except ImportError as error:
         raise EngineMissing(
             f"This Python cannot import {_distribution(access)}: {error}.",
-            f"Install it here, or run `{access.command('shell')}`.",
+            "Run your program in an environment that has it: `oars run SCRIPT --engine mars`, or on this cluster "
+            f"`{access.command('exec')} -- python SCRIPT`.",
         ) from error
     try:
         web = Web(access.address, _read_token(access))
