@@ -216,7 +216,11 @@ def jobs() -> None:
     """List, follow, cancel and remove jobs."""
 
 
-SCHEDULE = Column["JobInfo"]("SCHEDULE", lambda j: j.schedule or (f"run of {j.run_of}" if j.run_of else "-"), wide=True)
+def _schedule(job: JobInfo) -> str:
+    return f"run of {job.run_of}, {_clock(job.due)}" if job.run_of else job.schedule or "-"
+
+
+SCHEDULE = Column["JobInfo"]("SCHEDULE", _schedule, wide=True)
 COLUMNS = (
     Column["JobInfo"]("NAME", lambda j: j.name),
     Column["JobInfo"]("NAMESPACE", lambda j: j.namespace),
@@ -256,7 +260,7 @@ def _columns(rows: Sequence[JobInfo]) -> Sequence[Column[JobInfo]]:
 
 
 def _clock(seconds: float | None) -> str:
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(seconds))
 
 
 def emit_job(info: JobInfo, output: str) -> None:
@@ -302,13 +306,14 @@ def status(name: str, service: Service, output: str) -> None:
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the job has ended.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of this attempt. Default: the last one.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines, and those that follow.")
 @location_options
 @output_option
-def logs(name: str, follow: bool, attempt: int | None, service: Service, output: str) -> int:
+def logs(name: str, follow: bool, attempt: int | None, tail: int | None, service: Service, output: str) -> int:
     """Show the output of a job's driver."""
 
     async def show() -> None:
-        async for each in _service(service.location).logs(name, attempt, follow=follow):
+        async for each in _service(service.location).logs(name, attempt, follow=follow, tail=tail):
             if output == "json":
                 write(json.dumps(asdict(each), ensure_ascii=False))
             else:

@@ -19,7 +19,7 @@ from oars.client.local import LocalBackend, check_spec
 from oars.places.local.host import Residence, this_host
 from oars.places.local.jobs import JobDir, JobRecord, JobStore, LogReader, start_keeper
 from oars.places.local.process import has_ended
-from oars.plan.schedule import schedule_of
+from oars.plan.schedule import due_of, schedule_of
 from oars.spec.job_status import JobState, JobStatus
 from oars.spec.load_job import NO_METADATA, JobMetadata
 
@@ -47,6 +47,11 @@ class JobInfo:
     deadline: float | None = None
     schedule: str = ""  # its cron expression
     run_of: str = ""  # name of the job with the schedule of which this is a run
+
+    @property
+    def due(self) -> float | None:
+        """The time for which the run of a schedule is due; None: it is none."""
+        return due_of(self.name) if self.run_of else None
 
     def to_dict(self) -> dict[str, Any]:
         status = self.status.to_dict()

@@ -93,7 +93,7 @@ async def _run_due(
     missed = decision.status.missed + (failure is not None)  # a later run is due, and takes the place of that one
     starting = decision.start or ("" if failure is not None else starting)
     after = replace(status, schedule=replace(decision.status, missed=missed, starting=starting))
-    after = shown(after, is_suspended=schedule.suspend)
+    after = shown(after, schedule)
     if after != status:
         await runs.record(after)
     for name in decision.cancel:

@@ -6,9 +6,10 @@ missed are counted, and only the last of them is made up for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from oars.plan.jobs import CANCELLED, SUSPENDED, Hold
@@ -47,6 +48,12 @@ class ScheduleDecision:
 
 def run_name(job: str, at: float) -> str:
     return f"{job}-{int(at) // 60}"
+
+
+def due_of(run: str) -> float | None:
+    """The time for which the run is due; None: that is not the name of a run."""
+    minute = re.search(r"-(\d{1,9})$", run)
+    return float(minute[1]) * 60 if minute else None
 
 
 def schedule_of(run: str) -> str:
@@ -105,14 +112,15 @@ def _count(schedule: Schedule, last: float, at: float) -> int:
     return count
 
 
-def shown(status: JobStatus, *, is_suspended: bool) -> JobStatus:
-    """The status of the job that has the schedule, as users read it."""
-    if is_suspended:
+def shown(status: JobStatus, schedule: Schedule) -> JobStatus:
+    """The status of the job that has the schedule, as users read it. Times are those of its zone."""
+    if schedule.suspend:
         return replace(status, state=JobState.SUSPENDED, reason=SUSPENDED, message="No run starts.")
     following = status.schedule.next if status.schedule is not None else None
     message = "No run is due any more."
     if following is not None:
-        message = f"The next run is due at {datetime.fromtimestamp(following, UTC):%Y-%m-%d %H:%M} UTC."
+        at = datetime.fromtimestamp(following, find_zone(schedule.time_zone))
+        message = f"The next run is due at {at:%Y-%m-%d %H:%M} ({schedule.time_zone})."
     return replace(status, state=JobState.QUEUED, reason=SCHEDULED, message=message)
 
 

@@ -146,10 +146,19 @@ class JobService:
             async for info in handle.watch():
                 yield info
 
-    async def logs(self, name: str, attempt: int | None = None, *, follow: bool = False) -> AsyncIterator[JobLine]:
+    async def logs(
+        self, name: str, attempt: int | None = None, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[JobLine]:
+        """The output of a job. tail: without the lines before the last ones that exist now."""
         async with self.job(name) as handle:
+            present = [] if tail is None else [line async for line in handle.logs(attempt)]
+            skipped = present[: max(0, len(present) - (tail or 0))]
+            count = len(skipped)
             async for line in handle.logs(attempt, follow=follow):
-                yield line
+                if count and line.attempt == skipped[0].attempt:
+                    count -= 1
+                else:
+                    yield line
 
     async def wait(self, name: str, timeout: float | None) -> JobStatus:  # noqa: ASYNC109 (the job continues)
         async with self.job(name) as handle:

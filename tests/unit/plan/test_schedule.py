@@ -11,12 +11,14 @@ from oars.plan.schedule import (
     RunSeen,
     ScheduleDecision,
     decide_schedule,
+    due_of,
     is_template,
     refused_edit,
     run_name,
+    shown,
 )
 from oars.spec.job import Schedule
-from oars.spec.job_status import JobStatus, ScheduleStatus
+from oars.spec.job_status import JobState, JobStatus, ScheduleStatus
 
 HOUR = 3600.0
 START = 1000 * HOUR  # a full hour
@@ -125,3 +127,17 @@ def test_history_keeps_the_newest_runs_that_have_ended() -> None:
     assert decide(START + 5 * HOUR + 1, status, *runs, history=0).remove == tuple(
         run(hours).name for hours in (4, 3, 2, 1)
     )
+
+
+@pytest.mark.parametrize(("zone", "time"), [("Europe/Berlin", "1970-02-11 18:00"), ("UTC", "1970-02-11 17:00")])
+def test_time_of_the_next_run_has_the_zone_of_the_schedule(zone: str, time: str) -> None:
+    schedule = Schedule.model_validate({"cron": "0 * * * *", "timeZone": zone})
+    status = JobStatus(schedule=ScheduleStatus(next=START + HOUR))
+    assert shown(status, schedule).message == f"The next run is due at {time} ({zone})."
+    assert shown(status, schedule.model_copy(update={"suspend": True})).state is JobState.SUSPENDED
+
+
+def test_name_of_a_run_has_its_time() -> None:
+    assert due_of(run_name("nightly", START)) == START
+    assert due_of("nightly") is None
+    assert due_of(f"nightly-{'9' * 40}") is None
