@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,9 +52,11 @@ async def find_cluster(
     timeout: float | None = None,  # noqa: ASYNC109 (for each backend, and without its login)
     *,
     leftovers: bool = False,
+    besides: Collection[str] = (),
 ) -> tuple[Backend, ClusterHandle]:
     """The first cluster of that name, and its backend for the caller to close. Raises TimeoutError if a backend does
-    not answer. leftovers: also find what is left of a deleted cluster."""
+    not answer. leftovers: also find what is left of a deleted cluster. besides: clusters that were named, too, and so
+    cannot be meant."""
     known: list[str] = []
     looked: list[str] = []
     untracked: NotFound | None = None
@@ -85,5 +87,5 @@ async def find_cluster(
         raise untracked
     has_namespaces = capabilities(backend.place).has_namespaces
     listing = "`oars ls -A` to look in all namespaces" if has_namespaces else "`oars ls` to list clusters"
-    hint = suggest(name, known).strip() or f"Run {listing}."
+    hint = suggest(name, {*known} - {*besides}).strip() or f"Run {listing}."
     raise NotFound(f"There is no cluster {name!r} {', nor '.join(looked)}.", hint)

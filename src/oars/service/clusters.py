@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -116,10 +116,14 @@ class Service:
     # find and list
 
     @asynccontextmanager
-    async def cluster(self, name: str, *, leftovers: bool = False) -> AsyncIterator[ClusterHandle]:
-        """The handle of a cluster. leftovers: also find what is left of a deleted one. Raises NotFound."""
+    async def cluster(
+        self, name: str, *, leftovers: bool = False, besides: Collection[str] = ()
+    ) -> AsyncIterator[ClusterHandle]:
+        """The handle of a cluster. leftovers, besides: see find_cluster. Raises NotFound."""
         try:
-            backend, handle = await find_cluster(name, self.location, self.environ, FIND_SECONDS, leftovers=leftovers)
+            backend, handle = await find_cluster(
+                name, self.location, self.environ, FIND_SECONDS, leftovers=leftovers, besides=besides
+            )
         except TimeoutError:
             message = f"Kubernetes did not answer within {FIND_SECONDS:.0f} s."
             hint = "Check that the API server responds: `kubectl get --raw /readyz`."
@@ -342,7 +346,7 @@ class Service:
 
         async def stop_one(name: str) -> OarsError | None:
             try:
-                async with self.cluster(name, leftovers=True) as handle:
+                async with self.cluster(name, leftovers=True, besides=wanted) as handle:
                     if drain is not None and await handle.exists():
                         await finish_work(handle, drain, progress)
                     if await handle.stop(timeout):

@@ -25,7 +25,7 @@ from oars.service import LogRequest, Service, clusters
 from oars.spec.cluster import ClusterSpec
 from oars.spec.status import GroupStatus, Phase, Status
 from tests.unit.client.test_kube_backend import Server, handle_on, put_direct
-from tests.unit.local_clusters import record, store
+from tests.unit.local_clusters import EARLIER, record, store
 
 STATUS = Status("demo", "toy", "local", Phase.READY, groups=(GroupStatus("default", 2, 2),))
 
@@ -146,6 +146,15 @@ async def exec_in(service: Service, **target: Any) -> None:
 async def forward(service: Service) -> None:
     async with service.forward_dashboard("demo", 8000):
         raise AssertionError("nothing must be forwarded")
+
+
+def test_stop_does_not_suggest_a_cluster_that_it_stops() -> None:
+    store().create(record("demo2", host=EARLIER), {})
+    service = Service(os.environ, Location("local"))
+    results = asyncio.run(service.stop(["demo2", "demo"], 30))
+    missing = results["demo"]
+    assert results["demo2"] is None and isinstance(missing, NotFound)
+    assert missing.hint == "Run `oars ls` to list clusters."
 
 
 @pytest.mark.parametrize(
