@@ -163,11 +163,11 @@ REPEATED = r"kubectl (-n \w+ )?(get|exec|cp|logs)\b"
 
 CANNOT_RUN: Mapping[str, str] = {
     "pip install 'oars[all]'": "Oars is not published; `make setup` installs the checkout with the same extras",
-    "pip install 'oars[dask]'": "as above",
     "make demo": "tests/live/test_examples.py runs the program behind it",
     "make test": "it would run itself",
     "make bench": "takes an hour on an idle machine",
     "make setup": "the test runs in what it made",
+    ". .venv/bin/activate": "the tests put its programs on the PATH",
     ".venv/bin/oars doctor": "the quickstart has `oars doctor`",
     **dict.fromkeys(
         (
