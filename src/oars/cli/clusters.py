@@ -490,7 +490,7 @@ def status(name: str, service: Service, output: str) -> None:
     """Show one cluster: phase, endpoints, groups and members.
 
     The keys of the JSON output are stable: name, engine, place, phase, reason, message, endpoints, groups, members,
-    mode, namespace, expires and host.
+    mode, namespace, expires, host and created.
     """
     emit_status(signals.run(service.get(name)).status, service, output)
 
