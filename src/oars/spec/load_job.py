@@ -19,7 +19,7 @@ from oars.spec.problems import Problem, in_block, in_plain, raise_for
 from oars.spec.text import Loc
 
 _HINT = f"A file starts with apiVersion: {API_VERSION} and kind: {JOB_KIND}, and has the job under spec."
-_COMMAND_HINT = "Add the command: oars submit -f FILE -- python train.py."
+_COMMAND_HINT = "Example: oars submit -f cluster.yaml -- python train.py."
 _MAPS = ("labels", "annotations")
 RESERVED = "oars.dev/"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # of the object that kubectl wrote

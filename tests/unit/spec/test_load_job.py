@@ -50,7 +50,7 @@ def test_cluster_file_is_the_cluster_of_a_job_with_a_name_of_its_own() -> None:
 def test_cluster_file_without_a_command_says_how_to_give_one() -> None:
     with pytest.raises(SpecError, match="No command is given") as caught:
         load(CLUSTER)
-    assert "oars submit -f FILE -- " in caught.value.hint
+    assert "oars submit -f cluster.yaml -- " in caught.value.hint
     assert load(CLUSTER, None, "entrypoint=make all").spec.entrypoint == ("sh", "-c", "make all")
 
 
