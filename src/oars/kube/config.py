@@ -48,7 +48,7 @@ def load(
     if context is None and in_cluster(environ):
         return _from_service_account(environ, namespace)
     searched = tuple(f"searched {path}" for path in paths)
-    hint = "Set KUBECONFIG, or give the path of a kubeconfig."
+    hint = "Set KUBECONFIG, or give the path of a kubeconfig. `--place local` runs a cluster or job on this machine."
     raise ConfigError("No kubeconfig found, and this process does not run in a pod.", hint, searched)
 
 

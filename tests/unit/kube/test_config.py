@@ -185,6 +185,13 @@ def test_invalid_kubeconfig_raises_an_error_with_a_hint(tmp_path: Path, case: st
     assert error.value.hint
 
 
+def test_missing_kubeconfig_leads_to_this_machine() -> None:
+    """A manifest of another project asks for Kubernetes, and its reader may have none."""
+    with pytest.raises(ConfigError) as error:
+        load({})
+    assert "`--place local` runs a cluster or job on this machine" in error.value.hint
+
+
 def test_unreadable_kubeconfig_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a: [")
     with pytest.raises(ConfigError, match="not valid YAML"):
