@@ -17,15 +17,16 @@ from pathlib import Path
 
 from oars.base.errors import Interrupted, TimedOut
 
-QUIET_SECONDS = 5.0  # without output, after which the elapsed time is reported
+QUIET_SECONDS = 5.0  # without output, after which the elapsed time is reported; each time after twice as long
+MAX_QUIET_SECONDS = 60.0
 _TICK = 0.2
 _GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
 _PROGRESS = re.compile(
     r"(Resolved|Downloading|Downloaded|Building|Built|Prepared|Installed|Bytecode compiled|Updating)\b"
 )
 _DOING = {
-    "Resolved": "downloading", "Prepared": "installing", "Installed": "compiling bytecode", "Building": "building",
-    "Built": "downloading",
+    "Resolved": "downloading", "Prepared": "installing", "Installed": "compiling bytecode",
+    "Building": "compiling {}, which can take minutes", "Built": "downloading",
 }  # fmt: skip
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
@@ -126,7 +127,7 @@ def run(
 def _lines(process: subprocess.Popen[bytes], watch: Watch, doing: str, so_far: Sequence[str]) -> Iterator[str]:
     """Yield lines of output; check the deadline and report progress in between."""
     assert process.stdout is not None
-    rest, last_output = b"", time.monotonic()
+    rest, last_output, quiet = b"", time.monotonic(), QUIET_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while True:
@@ -138,16 +139,16 @@ def _lines(process: subprocess.Popen[bytes], watch: Watch, doing: str, so_far: S
                     text = line.strip()
                     if found := _PROGRESS.match(text):
                         watch.progress(f"{watch.what}: {text[0].lower()}{text[1:]}")
-                        doing = _DOING.get(found[1], doing)
+                        doing = _DOING.get(found[1], doing).replace("{}", text.removeprefix(found[0]).strip())
                     yield line
-                last_output = time.monotonic()
+                last_output, quiet = time.monotonic(), QUIET_SECONDS
                 if not chunk:
                     break
             elif _has_ended(process):  # a child may hold the pipe open
                 break
-            elif time.monotonic() - last_output > QUIET_SECONDS:
+            elif time.monotonic() - last_output > quiet:
                 watch.progress(f"{watch.what}: still {doing}, {watch.elapsed():.0f} s")
-                last_output = time.monotonic()
+                last_output, quiet = time.monotonic(), min(2 * quiet, MAX_QUIET_SECONDS)
     if rest:
         yield rest.decode("utf-8", "replace")
 

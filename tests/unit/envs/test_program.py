@@ -19,10 +19,10 @@ echo 'Bytecode compiled 9 files in 1s'
 """
 
 
-def test_silence_after_the_installation_is_the_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def progress_of(output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(program, "QUIET_SECONDS", 0.2)
     uv = tmp_path / "uv"
-    uv.write_text(UV)
+    uv.write_text(output)
     uv.chmod(0o755)
     said: list[str] = []
     watch = program.Watch("the environment", time.monotonic() + 60, said.append, threading.Event())
@@ -31,6 +31,18 @@ def test_silence_after_the_installation_is_the_compilation(tmp_path: Path, monke
         program.run([str(uv)], tmp_path, lock, watch, "resolving")
     finally:
         os.close(lock)
+    return said
+
+
+def test_silence_after_the_installation_is_the_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = progress_of(UV, tmp_path, monkeypatch)
     quiet = [line for line in said if "still" in line]
     assert quiet and all("still compiling bytecode" in line for line in quiet), said
     assert said[-1] == "the environment: bytecode compiled 9 files in 1s"
+
+
+def test_long_compilation_is_named_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_source = "#!/bin/sh\necho '   Building pymars==0.10.0'\nsleep 2\n"
+    quiet = progress_of(compile_source, tmp_path, monkeypatch)[1:]
+    assert 1 <= len(quiet) <= 3, "after 0.2, 0.6 and 1.4 s"
+    assert all("still compiling pymars==0.10.0, which can take minutes, " in line for line in quiet)
