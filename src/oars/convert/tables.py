@@ -67,7 +67,7 @@ METADATA = (
     kept("metadata.generateName", "`metadata.name`, if there is no other"),
     kept("metadata.namespace", "`metadata.namespace`"),
     unmet("metadata", _OBJECT),
-    unmet("metadata.labels", _OBJECT),
+    unmet("metadata.labels", f"{_OBJECT}; `labels` of the cluster sets those of its objects and pods"),
     unmet("metadata.annotations", _OBJECT),
     *(
         ours(f"metadata.{name}", "belongs to the stored object, not to what it asks for")
