@@ -236,8 +236,9 @@ class Backend(Protocol):
     async def gone(self, *, all_namespaces: bool = False) -> Sequence[Gone]:
         """Clusters that ended by themselves within the last day, the latest last."""
 
-    async def find_untracked(self, name: str) -> NotFound | None:
-        """The error about a cluster of that name that runs here but that Oars does not track, if there is one."""
+    async def explain_missing(self, name: str) -> NotFound | None:
+        """The error about a name that no cluster here has, if more is known than that: Oars does not track the cluster,
+        or it has ended by itself."""
 
     async def close(self) -> None:
         """Release connections. Clusters that are not tied keep running."""

@@ -59,7 +59,7 @@ async def find_cluster(
     cannot be meant."""
     known: list[str] = []
     looked: list[str] = []
-    untracked: NotFound | None = None
+    explained: NotFound | None = None
     trouble: OarsError | None = None
     for backend in backends(location, environ):
         found: ClusterHandle | None = None
@@ -71,7 +71,7 @@ async def find_cluster(
                 if found is None and leftovers and await backend.cluster(name).has_leftovers():
                     found = backend.cluster(name)
                 if found is None:
-                    untracked = untracked or await backend.find_untracked(name)
+                    explained = await backend.explain_missing(name) or explained
                     looked.append(backend.where())
             known += handles
         except OarsError as error:
@@ -83,8 +83,8 @@ async def find_cluster(
             return backend, found
     if trouble is not None:
         raise trouble
-    if untracked is not None:
-        raise untracked
+    if explained is not None:
+        raise explained
     has_namespaces = capabilities(backend.place).has_namespaces
     listing = "`oars ls -A` to look in all namespaces" if has_namespaces else "`oars ls` to list clusters"
     hint = suggest(name, {*known} - {*besides}).strip() or f"Run {listing}."

@@ -138,7 +138,7 @@ class KubeBackend:
         with denied_with_rule():
             return await endings.read(self.client, None if all_namespaces else self.namespace, time.time())
 
-    async def find_untracked(self, name: str) -> NotFound | None:
+    async def explain_missing(self, name: str) -> NotFound | None:
         """A cluster of `oars render`: its head has no owner."""
         head = await if_allowed(self.client.get(DEPLOYMENT, names.head(name), self.namespace))
         metadata = head["metadata"] if head else {}

@@ -49,7 +49,7 @@ from oars.places.report import Report
 from oars.plan import desired as plan
 from oars.plan.fill import fill_mapping
 from oars.secure.secrets import cluster_secrets
-from oars.spec.resources import show_memory
+from oars.spec.resources import show_duration, show_memory
 from oars.spec.status import Endpoints, Gone, Phase, Status
 
 if TYPE_CHECKING:
@@ -140,8 +140,14 @@ class LocalBackend:
     def where(self, *, all_namespaces: bool = False) -> str:
         return "on this machine"
 
-    async def find_untracked(self, name: str) -> None:
-        """Every cluster on this machine has a record."""
+    async def explain_missing(self, name: str) -> NotFound | None:
+        """Every cluster on this machine has a record, but one that ended by itself is only remembered."""
+        found = [gone for gone in read_gone(self.store.root) if gone.name == name]
+        if not found:
+            return None
+        ago = show_duration(time.time() - found[-1].ended)
+        message = f"There is no cluster {name!r} {self.where()}: it ended by itself {ago} ago, {found[-1].message}."
+        return NotFound(message, "`oars ls --gone` lists all such clusters.")
 
     def cancel_create(self) -> None:
         self.environments.cancel()

@@ -577,3 +577,15 @@ def test_ls_shows_why_clusters_are_gone(capsys: pytest.CaptureFixture[str]) -> N
     assert oars("ls", "--gone", "--place", "local", "-o", "json") == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["name"], found["reason"], found["ended"]) == ("demo", "Idle", gone.ended)
+
+
+def test_status_says_that_a_cluster_ended_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    store().open()
+    for minutes, message in ((90, "8h after its creation (lifetime.max)"), (10, "30m without work (lifetime.idle)")):
+        gone = Gone("demo", "dask", "local", time.time() - 60 * minutes, "Idle", message)
+        write_gone(store().root, f"{minutes:08}", gone)
+    assert oars("status", "demo", "--place", "local") == 3
+    ended = "There is no cluster 'demo' on this machine: it ended by itself 10m ago, 30m without work (lifetime.idle)."
+    assert ended in capsys.readouterr().err
+    assert oars("status", "other", "--place", "local") == 3
+    assert "There is no cluster 'other' on this machine." in capsys.readouterr().err
