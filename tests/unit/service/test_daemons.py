@@ -43,7 +43,7 @@ def test_start_ends_when_the_daemon_reports(tmp_path: Path) -> None:
         daemon.process.wait()
 
 
-def test_start_that_takes_long_is_told_from_a_daemon_that_runs(tmp_path: Path) -> None:
+def test_start_that_takes_long_differs_from_a_daemon_that_runs(tmp_path: Path) -> None:
     daemon = start_daemon("head 'demo'", ["sleep", "600"], tmp_path / "demo.log", os.environ, seconds=0.1)
     try:
         assert not daemon.is_ready and daemon.process.poll() is None
