@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from oars.base.text import command
 from oars.client.samples import Load, Sample
 from oars.places.report import Report
 from oars.spec.cluster import ClusterSpec
@@ -81,9 +82,7 @@ def head(card: Card) -> str:
     facts = [
         f"{_workers(card.spec, card.report)} workers ready",
         f"memory {_memory(card.spec, card.report)}",
-        f'dashboard <a href="{escape(card.link)}" target="_blank" rel="noopener">{escape(card.link)}</a>'
-        if card.link
-        else "",
+        _dashboard(card),
     ]
     message = card.report.status.message if card.report and phase is not Phase.READY else ""
     notes = "".join(f"<div>{escape(each)}</div>" for each in dict.fromkeys((message, card.note)) if each)
@@ -93,6 +92,16 @@ def head(card: Card) -> str:
         f'<span class="phase {_kind(phase)}">● {phase}</span></div>'
         f'<div class="dim">{" · ".join(filter(None, facts))}</div>{_bar(card, phase)}{notes}'
     )
+
+
+def _dashboard(card: Card) -> str:
+    """A link, or the command that sends the token which the dashboard requires."""
+    if not card.link:
+        return ""
+    if card.report and card.report.status.has_guarded_dashboard:
+        opens = command("dashboard", card.name, namespace=card.report.status.namespace)
+        return f"dashboard <code>{escape(opens)}</code>"
+    return f'dashboard <a href="{escape(card.link)}" target="_blank" rel="noopener">{escape(card.link)}</a>'
 
 
 def _bar(card: Card, phase: Phase) -> str:

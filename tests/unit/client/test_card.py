@@ -50,6 +50,12 @@ def test_html_card_shows_the_status() -> None:
     assert "● Stopped" in card.html(Card("demo", SPEC, None))
 
 
+def test_card_names_the_command_for_a_dashboard_that_requires_the_token() -> None:
+    guarded = replace(report(Phase.READY).status, has_guarded_dashboard=True)
+    html = card.html(Card("demo", SPEC, Report(guarded), "http://127.0.0.1:2"))
+    assert "dashboard <code>oars dashboard demo</code>" in html and "href" not in html
+
+
 def test_card_has_a_row_per_group_and_per_member() -> None:
     html = card.html(Card("demo", SPEC, report(Phase.READY, group=GROUP), samples=(sample(1), sample(3))))
     rows = table(html)
