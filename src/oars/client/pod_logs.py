@@ -78,10 +78,11 @@ async def follow(
                 return
             backoff.reset()
         except OarsError as error:
-            if not isinstance(error, ApiError) or error.status != 400:  # 400: the container does not run yet
-                pause = backoff.failed(error)
-            elif is_last:
+            status = error.status if isinstance(error, ApiError) else 0
+            if is_last and status in (400, 404):  # nothing was written, or the pod is gone
                 return
+            if status != 400:  # the container does not run yet
+                pause = backoff.failed(error)
         await asyncio.sleep(pause)
 
 

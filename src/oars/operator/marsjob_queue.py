@@ -63,7 +63,8 @@ async def review(client: Client, root: ResourceRoot, cluster: Desired, pods: Seq
     found = await if_allowed(client.get(known.kind, metadata["name"], metadata["namespace"]))
     if is_ended(root.status):
         return await _finish(client, known, found, pods)
-    if found is not None and not known.is_admitted and not _is_for(found, _workload(root, cluster)):
+    is_ours = found is not None and ownership.has_owner(found, metadata["uid"])
+    if found is not None and is_ours and not known.is_admitted and not _is_for(found, _workload(root, cluster)):
         await client.delete(known.kind, metadata["name"], metadata["namespace"], uid=found["metadata"]["uid"])
         await root.amend({ADMISSION: None, WAITING: "The request of the job has changed."})
         return POLL

@@ -99,6 +99,20 @@ def test_following_survives_errors_of_the_pod_lookup() -> None:
     assert pods.followed() == ["one", "two"]
 
 
+@pytest.mark.parametrize("error", [WAITING, GONE])
+def test_log_of_an_ended_container_that_is_gone_is_not_awaited(error: ApiError) -> None:
+    pods = Pods([error])
+
+    async def is_over() -> bool:
+        return True
+
+    async def collect() -> list[str]:
+        found = pod_logs.follow(cast(Client, pods), pods.find, LogOptions(), is_over)
+        return [line async for line in found]
+
+    assert asyncio.run(collect()) == [] and len(pods.asked) == 1
+
+
 def test_missing_permission_ends_following() -> None:
     with pytest.raises(ApiError):
         Pods([DENIED]).followed()

@@ -20,7 +20,7 @@ import oars.compat.mars as compat
 from oars import engines
 from oars.base.errors import EngineMissing, NotFound, OarsError, SpecError, TimedOut, UsageError
 from oars.cli.images import build_image
-from oars.client.kubernetes import KubeBackend
+from oars.client.kubernetes import KubeBackend, KubeHandle
 from oars.compat.mars import arguments, cluster, install, rights
 from oars.compat.mars.arguments import Arguments
 from oars.engines.mars.shape import IMAGES
@@ -29,6 +29,7 @@ from oars.places.kube.render.objects import manifests
 from oars.plan.desired import build
 from oars.spec import load
 from oars.spec.cluster import ClusterSpec
+from tests.unit.compat.memory_handle import MemoryHandle
 
 NONE = inspect.Parameter.empty
 GI = 2**30
@@ -89,6 +90,14 @@ def resolve_with(name: str, value: Any, of: str = "pymars") -> Arguments:
 
 
 # Signatures
+
+
+def test_rescaling_changes_the_number_of_workers() -> None:
+    spec = load.build({"engine": "mars", "workers": 1}).spec
+    connection, handle = cluster.Connection.__new__(cluster.Connection), MemoryHandle(spec)  # it needs no backend
+    connection._handle = cast(KubeHandle, handle)
+    asyncio.run(connection.rescale(3, None, None))
+    assert handle.kept.workers[0].replicas == 3
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ class Connection:
 
     async def rescale(self, workers: int, ready: int | None, seconds: float | None) -> None:
         """`seconds` None: do not wait."""
-        await scale(self.handle, workers, progress=logger.info)
+        await scale(self.handle, workers, note=logger.info)
         if seconds is not None:
             await wait_ready(self.handle, ready, seconds, logger.info)
 

@@ -65,8 +65,8 @@ def template(desired: Desired, group: Group) -> Object:
     files, volumes = mounted_files(desired, group), _volumes(desired, group)
     metadata: Object = {
         "labels": {
-            **desired.labels,
             **names.labels(desired.name, desired.engine, group.role.value),
+            **desired.labels,
             **names.pod_labels(desired.name, HEAD if is_head else group.name),
         }
     }
