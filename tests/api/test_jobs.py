@@ -28,6 +28,9 @@ Operators = Callable[..., Operator]
 SECONDS = 200
 KILLS = 5
 
+# Other tests may have left a real node, whose kubelet would change what a test writes.
+NO_NODE = {"nodeSelector": {"kubernetes.io/hostname": "none"}}
+
 
 class Jobs:
     """The ComputeJobs of one test's namespace, and the pods of their drivers."""
@@ -43,7 +46,7 @@ class Jobs:
 
     def create(self, name: str, **spec: Any) -> Object:
         cluster = resource("any", group(replicas=1))["spec"]
-        body = {"cluster": cluster, "entrypoint": ["python", "train.py"], **spec}
+        body = {"cluster": cluster, "entrypoint": ["python", "train.py"], "driver": {"pod": NO_NODE}, **spec}
         manifest = {"apiVersion": API_VERSION, "kind": JOB_KIND, "metadata": {"name": name}, "spec": body}
         return self.api.create(self.path(), manifest)
 
