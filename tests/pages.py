@@ -254,8 +254,8 @@ class Step:
 
     @property
     def bare(self) -> str:
-        """Without the comment behind it."""
-        return re.sub(r"\s+#\s.*$", "", self.command)
+        """Without the comment behind it, unless that is what to type there."""
+        return re.sub(r"\s+#\s(?!there: ).*$", "", self.command)
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: $ {self.command}"
