@@ -29,7 +29,7 @@ SECONDS = 200
 KILLS = 5
 
 # Other tests may have left a real node, whose kubelet would change what a test writes.
-NO_NODE = {"nodeSelector": {"kubernetes.io/hostname": "none"}}
+NO_NODE = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "none"}}}
 
 
 class Jobs:
