@@ -38,9 +38,9 @@ _VARIABLE = (
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}",  # a time in a log
     r"127\.0\.0\.1:\d+",
     r"\d+\.\d s",
-    r"(?<=\s)\d+s(?=\s|$)",  # an age
+    r"(?<=\s)(?:\d+[hms]){1,2}(?=\s|$)",  # an age
     r"(?<=-)[0-9a-f]{8,10}-[a-z0-9]{5}\b",  # of a pod
-    r"(?<=-job-)\w{5}\b",
+    r"(?<=-job-)\w{5}(?:-\w{5})?\b",  # of a Job or its pod
 )
 _PARTS = re.compile("|".join(f"({each})" for each in (*_VARIABLE, "…", r"\s+")))
 
