@@ -60,7 +60,7 @@ RAY_PODS = {
     "ray-worker-5c49b7cc57-c6xs8": pod("default", "ray", "ray"),
     "ray-head-5455bb66c9-6bxvz": pod("head", "ray", "ray"),
     "ray-head-5455bb66c9-7l6xj": pod("head", "ray", "ray"),
-    "logs ray-test-job-kw5gn-5g7tv": "logs -l job-name",
+    "logs ray-test-job-kw5gn-5g7tv": "logs --tail -1 -l job-name",
     "ray-test-job-kw5gn": "$(kubectl -n ray get jobs -o name | cut -d/ -f2)",
 }
 FOUR = "sed -i '/name: ray-worker/,$ s/replicas: 3/replicas: 4/' ray-cluster.yaml"
