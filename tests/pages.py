@@ -254,8 +254,8 @@ class Step:
 
     @property
     def bare(self) -> str:
-        """Without the comment behind it, unless that is what to type there."""
-        return re.sub(r"\s+#\s(?!there: ).*$", "", self.command)
+        """Without the comment behind it."""
+        return re.sub(r"\s+#\s.*$", "", self.command)
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}: $ {self.command}"
@@ -366,8 +366,9 @@ def effect(step: Step) -> str:
 
 
 def _row(table: Sequence[tuple[str, str]], step: Step) -> str:
+    line = step.command if "# there: " in step.command else step.bare  # what to type in the shell that it opens
     for command, text in table:
-        if found := re.match(command, step.bare):
+        if found := re.match(command, line):
             return re.sub(r"\\(\d)", lambda group: found[int(group[1])] or "", text)
     return ""
 

@@ -87,12 +87,11 @@ class KubeContract:
         )  # fmt: skip
         assert len({member.id for member in status.members}) == 2
 
-    def test_card_links_to_the_forwarded_dashboard(self, demo: Cluster) -> None:
-        """An address that a browser on this machine can open."""
-        where = urlsplit(demo.dashboard_link)
-        assert f'href="{demo.dashboard_link}"' in demo._repr_html_()
-        with socket.create_connection((where.hostname or "", where.port or 0), 20):
-            assert where.hostname == "127.0.0.1"
+    def test_card_links_to_a_dashboard_that_opens(self, demo: Cluster) -> None:
+        """A browser on this machine can open it, or the card has the command that sends the token."""
+        where, card = urlsplit(demo.dashboard_link), demo._repr_html_()
+        assert f'href="{demo.dashboard_link}"' in card or "oars dashboard demo" in card
+        socket.create_connection((where.hostname or "", where.port or 0), 20).close()
 
     def test_plain_client_in_every_pod_finds_the_cluster(self, demo: Cluster, home: Kube) -> None:
         """By kubectl exec: no shell profile, nothing of Oars."""
