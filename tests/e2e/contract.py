@@ -89,6 +89,8 @@ class KubeContract:
 
     def test_card_links_to_a_dashboard_that_opens(self, demo: Cluster) -> None:
         """A browser on this machine can open it, or the card has the command that sends the token."""
+        if not demo.dashboard_link:
+            pytest.skip("this cluster has no dashboard")
         where, card = urlsplit(demo.dashboard_link), demo._repr_html_()
         assert f'href="{demo.dashboard_link}"' in card or "oars dashboard demo" in card
         socket.create_connection((where.hostname or "", where.port or 0), 20).close()
