@@ -17,7 +17,7 @@ from oars.base.errors import Interrupted, NotFound, UsageError
 from oars.cli import completions, signals
 from oars.cli.convert import read_file, take_foreign
 from oars.cli.errors import raise_worst, say
-from oars.cli.options import ClusterOptions, job_options, location_options, quiet_option, timeout_option
+from oars.cli.options import ClusterOptions, Integer, job_options, location_options, quiet_option, timeout_option
 from oars.cli.output import Column, as_yaml, emit, output_option, paint_phase, show_span, table, write
 from oars.cli.progress import Progress
 from oars.spec.job_status import Attempt, JobState, JobStatus, ScheduleStatus
@@ -49,7 +49,7 @@ class CommandLast(click.Command):
     "--working-dir", metavar="DIR", default=".", help="Directory that the job gets a copy of; empty text: none."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Variable of the driver. Repeatable.")
-@click.option("--retries", type=click.IntRange(0), metavar="N", help="Further attempts after a bad exit.")
+@click.option("--retries", type=Integer(0), metavar="N", help="Further attempts after a bad exit.")
 @click.option("--deadline", metavar="TIME", help="The job fails after this time, such as 8h.")
 @output_option
 @quiet_option
@@ -305,8 +305,8 @@ def status(name: str, service: Service, output: str) -> None:
 @jobs.command("logs")
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the job has ended.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of this attempt. Default: the last one.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines, and those that follow.")
+@click.option("--attempt", type=Integer(1), metavar="N", help="Of this attempt. Default: the last one.")
+@click.option("--tail", type=Integer(min=0), metavar="N", help="Only the last N lines, and those that follow.")
 @location_options
 @output_option
 def logs(name: str, follow: bool, attempt: int | None, tail: int | None, service: Service, output: str) -> int:

@@ -325,7 +325,7 @@ class DirectJob(PolledJob):
             self._refusal = error
             return False
         except ApiError as error:
-            if not (is_permanent(error) or is_not_found(error)):  # the latter: there is no such namespace
+            if not (is_permanent(error) or is_not_found(error)):  # 404: the namespace does not exist
                 raise
             log.warning(pairs("record not written", job=self.name, error=error.message))
         self._has_claimed = True

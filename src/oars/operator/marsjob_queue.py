@@ -16,7 +16,7 @@ from oars.kube.errors import ApiError, is_conflict, is_permanent
 from oars.kube.kinds import Kind, Object
 from oars.model import Desired, Group
 from oars.operator.marsjob_status import RUNNING, WAITING, has_begun, is_ended, last_type
-from oars.operator.queues import GROUP, LOOK_SECONDS, POLL, VERSIONS, queue_of
+from oars.operator.queues import CHANGED, GROUP, LOOK_SECONDS, POLL, VERSIONS, queue_of
 from oars.places.kube import names
 from oars.places.kube.render.workload import REQUESTED, Placement, cluster_sets, requested, set_name, with_placement
 from oars.places.kube.state import ownership, workloads
@@ -66,7 +66,7 @@ async def review(client: Client, root: ResourceRoot, cluster: Desired, pods: Seq
     is_ours = found is not None and ownership.has_owner(found, metadata["uid"])
     if found is not None and is_ours and not known.is_admitted and not _is_for(found, _workload(root, cluster)):
         await client.delete(known.kind, metadata["name"], metadata["namespace"], uid=found["metadata"]["uid"])
-        await root.amend({ADMISSION: None, WAITING: "The request of the job has changed."})
+        await root.amend({ADMISSION: None, WAITING: CHANGED})
         return POLL
     if found is not None and workloads.is_admitted(found):
         return await _run(client, root, known, found)
